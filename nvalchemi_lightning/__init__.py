@@ -1,0 +1,1 @@
+"""The nvalchemi training strategy, executed by PyTorch Lightning."""
