@@ -1,0 +1,128 @@
+"""Feeding a run: one pass over the user's loader at a time, from the position that the counters say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from nvalchemi_lightning.counters import Counters
+from nvalchemi_lightning.errors import ConfigurationError, ConfigurationTypeError, DataError
+
+__all__ = ["EpochLoader", "as_loader", "loader_length"]
+
+
+def as_loader(loader: Any) -> Iterable[Any]:
+    """Return ``loader`` if batches can be drawn from it.
+
+    Raises
+    ------
+    ConfigurationTypeError
+        If it is not iterable, or is text.
+    ConfigurationError
+        If it is empty.
+    """
+    if isinstance(loader, (str, bytes)) or not (hasattr(loader, "__iter__") or hasattr(loader, "__getitem__")):
+        raise ConfigurationTypeError(
+            f"dataloader must be an iterable of Batch; got {type(loader).__name__} {loader!r:.80}"
+        )
+    if loader_length(loader) == 0:
+        raise ConfigurationError(f"dataloader must contain at least one batch; got an empty {type(loader).__name__}")
+    return loader  # type: ignore[no-any-return]
+
+
+def loader_length(loader: Any) -> int | None:
+    """Return the number of batches of one pass, or None if the loader does not know it."""
+    try:
+        return len(loader)
+    except (TypeError, NotImplementedError):
+        return None
+
+
+class EpochLoader:
+    """An iterable over one epoch of batches that continues where the counters are.
+
+    Each pass starts lazily, at its first batch: the samplers are told the epoch (``set_epoch``), batches that the
+    counters say were consumed are skipped (``set_epoch_step`` where the loader has it, otherwise drawn and
+    dropped), and the pass ends early, without drawing a batch too many, once ``finished()`` is true.
+
+    Parameters
+    ----------
+    loader : iterable of Batch
+        The user's loader; iterated once per epoch.
+    counters : Counters
+        Read at the start of a pass; never written.
+    finished : callable
+        Asked before every batch.
+    batches_per_epoch : int or None
+        The length to report, None when unknown.
+
+    Attributes
+    ----------
+    exhausted : bool
+        Whether the last pass reached the end of the loader.
+    delivered : int
+        Batches handed out by the current pass.
+    """
+
+    def __init__(
+        self,
+        loader: Iterable[Any],
+        counters: Counters,
+        finished: Callable[[], bool],
+        batches_per_epoch: int | None,
+    ) -> None:
+        self.loader = loader
+        self.exhausted = False
+        self.delivered = 0
+        self._counters = counters
+        self._finished = finished
+        self._batches_per_epoch = batches_per_epoch
+
+    def __len__(self) -> int:
+        if self._batches_per_epoch is None:
+            raise TypeError(f"{type(self.loader).__name__} has no length")
+        return self._batches_per_epoch
+
+    def __iter__(self) -> Iterator[Any]:
+        self.exhausted, self.delivered = False, 0
+        _announce_epoch(self.loader, self._counters.epoch_count)
+        batches = self._from_position()
+        while not self._finished():
+            try:
+                batch = next(batches)
+            except StopIteration:
+                self.exhausted = True
+                return
+            self.delivered += 1
+            yield _checked(batch, self.loader)
+
+    def _from_position(self) -> Iterator[Any]:
+        skip = self._counters.epoch_step_count
+        set_epoch_step = getattr(self.loader, "set_epoch_step", None)
+        if skip and set_epoch_step is not None:
+            set_epoch_step(skip)
+            skip = 0
+        batches = iter(self.loader)
+        for _ in range(skip):
+            next(batches, None)
+        return batches
+
+
+def _announce_epoch(loader: Any, epoch: int) -> None:
+    """Call ``set_epoch`` on the loader itself or on the first of its samplers that has it."""
+    batch_sampler = getattr(loader, "batch_sampler", None)
+    candidates = (loader, getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None))
+    for candidate in candidates:
+        set_epoch = getattr(candidate, "set_epoch", None)
+        if set_epoch is not None:
+            set_epoch(epoch)
+            return
+
+
+def _checked(batch: Any, loader: Any) -> Any:
+    if not hasattr(batch, "num_graphs"):
+        raise DataError(
+            f"{type(loader).__name__} yielded {type(batch).__name__}; training needs Batch objects "
+            "(nvalchemi_lightning.data.DataLoader collates them)"
+        )
+    return batch

@@ -1,0 +1,167 @@
+"""The hooks of a run: checked at registration, ordered by stage, fired from one table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import Enum
+from typing import Any
+
+from nvalchemi_lightning.context import TrainContext
+from nvalchemi_lightning.errors import ConfigurationError, ConfigurationTypeError, nearest
+from nvalchemi_lightning.hooks.protocol import Hook
+from nvalchemi_lightning.stages import REPLACEMENT_STAGES, STAGES, TrainingStage
+
+__all__ = ["HookRegistry", "runs_on"]
+
+
+def runs_on(hook: Hook, stage: TrainingStage) -> bool:
+    """Return whether ``hook`` fires at ``stage``."""
+    decides = getattr(hook, "_runs_on_stage", None)
+    return bool(decides(stage)) if decides is not None else hook.stage is stage
+
+
+class HookRegistry:
+    """The hooks of one strategy, in the order of their registration.
+
+    Attributes
+    ----------
+    stage : TrainingStage or None
+        The stage that fired last. Nothing else writes it.
+    """
+
+    def __init__(self) -> None:
+        self._hooks: list[Hook] = []
+        self._table: dict[TrainingStage, tuple[Hook, ...]] = dict.fromkeys(TrainingStage, ())
+        self._validations = 0
+        self.stage: TrainingStage | None = None
+
+    def __iter__(self) -> Iterator[Hook]:
+        return iter(self._hooks)
+
+    def __len__(self) -> int:
+        return len(self._hooks)
+
+    def at(self, stage: TrainingStage) -> tuple[Hook, ...]:
+        """Return the hooks of one stage in firing order."""
+        return self._table[stage]
+
+    def claimant(self, stage: TrainingStage) -> Hook | None:
+        """Return the hook that owns a replacement stage, or None for the default path."""
+        hooks = self._table[stage]
+        return hooks[0] if hooks else None
+
+    def fire(self, stage: TrainingStage, ctx: TrainContext) -> None:
+        """Call every hook of ``stage`` whose turn it is.
+
+        A validation forward ignores ``frequency``: a hook that prepares inputs must not miss a batch there.
+        """
+        self.stage = stage
+        hooks = self._table[stage]
+        if not hooks:
+            return
+        count = 0 if ctx.validating else self._count(stage, ctx)
+        for hook in hooks:
+            if count % hook.frequency == 0:
+                hook(ctx, stage)
+
+    def _count(self, stage: TrainingStage, ctx: TrainContext) -> int:
+        counted_by = STAGES[stage].counted_by
+        if counted_by == "step":
+            return ctx.step_count
+        if counted_by == "epoch":
+            return ctx.epoch
+        if counted_by == "validation":
+            self._validations += 1
+            return self._validations
+        return 0
+
+    def register(self, hook: Hook, stage: TrainingStage | None = None, *, workflow: Any = None) -> None:
+        """Check a hook, tell it about the workflow and append it.
+
+        Parameters
+        ----------
+        hook : Hook
+            The hook.
+        stage : TrainingStage, optional
+            Assigned to ``hook.stage`` once the hook has passed every check.
+        workflow : object, optional
+            Handed to ``hook.on_register`` where that exists.
+
+        Raises
+        ------
+        ConfigurationTypeError
+            If the object is no hook, has no stage, or its stage is not a `TrainingStage`.
+        ConfigurationError
+            If its frequency is not a positive integer, it is registered already, ``stage`` cannot be set on it,
+            or it claims a replacement stage that has an owner.
+        """
+        self._check(hook, stage)
+        if stage is not None:
+            _assign_stage(hook, stage)
+        on_register = getattr(hook, "on_register", None)
+        if on_register is not None:
+            on_register(workflow)
+        self._hooks.append(hook)
+        self._table = {each: tuple(h for h in self._hooks if runs_on(h, each)) for each in TrainingStage}
+
+    def _check(self, hook: Hook, stage: TrainingStage | None) -> None:
+        name = type(hook).__name__
+        _check_frequency(hook)
+        if any(hook is known for known in self._hooks):
+            raise ConfigurationError(f"{name} is registered already and would fire twice; hooks must not contain duplicates")
+        on_register = getattr(hook, "on_register", None)
+        if on_register is not None and not callable(on_register):
+            raise ConfigurationTypeError(f"{name}.on_register must be callable; got {on_register!r}")
+        decides = getattr(hook, "_runs_on_stage", None) is not None
+        if decides and stage is not None:
+            raise ConfigurationError(f"{name} decides its stages itself; register it without stage={stage!r}")
+        if not decides:
+            _check_stage(name, hook.stage if stage is None else stage)
+        for claimed in REPLACEMENT_STAGES:
+            claims = runs_on(hook, claimed) if decides or stage is None else stage is claimed
+            if claims:
+                self._check_claim(hook, claimed)
+
+    def _check_claim(self, hook: Hook, stage: TrainingStage) -> None:
+        owner, name = self.claimant(stage), type(hook).__name__
+        if owner is not None:
+            raise ConfigurationError(
+                f"At most one hook may claim {stage.name}; got 2: {type(owner).__name__}, {name}. "
+                f"Observe at {stage.name.replace('DO_', 'BEFORE_')} or {stage.name.replace('DO_', 'AFTER_')} instead, "
+                "or subclass TrainingUpdateHook so that both are composed into one owner"
+            )
+        if hook.frequency != 1:
+            raise ConfigurationError(
+                f"{name} claims {stage.name} with frequency={hook.frequency}; a claimant acts on every batch "
+                "(frequency=1), otherwise batches would pass without an update"
+            )
+
+
+def _check_frequency(hook: Any) -> None:
+    if not isinstance(hook, Hook):
+        missing = [name for name in ("frequency", "stage", "__call__") if not hasattr(hook, name)]
+        raise ConfigurationTypeError(
+            f"{type(hook).__name__} is no hook: it lacks {', '.join(missing)} "
+            "(a hook has `frequency`, `stage` and `__call__(ctx, stage)`)"
+        )
+    if not isinstance(hook.frequency, int) or hook.frequency < 1:
+        raise ConfigurationError(
+            f"Hook frequency must be a positive integer, got {hook.frequency!r} ({type(hook).__name__}.frequency)"
+        )
+
+
+def _check_stage(name: str, stage: Enum | None) -> None:
+    if stage is None:
+        raise ConfigurationTypeError(f"{name} has no stage assigned; set `stage` or register it with stage=TrainingStage.…")
+    if not isinstance(stage, TrainingStage):
+        hint = nearest(stage.upper(), TrainingStage.__members__) if isinstance(stage, str) else ""
+        raise ConfigurationTypeError(f"{name}: training only accepts TrainingStage stages; got {stage!r}{hint}")
+
+
+def _assign_stage(hook: Hook, stage: TrainingStage) -> None:
+    try:
+        hook.stage = stage
+    except AttributeError as error:
+        raise ConfigurationError(
+            f"{type(hook).__name__}.stage is fixed to {hook.stage!r}; register it without stage={stage!r}"
+        ) from error

@@ -1,0 +1,32 @@
+"""The pydantic base of every recipe: unknown keywords name the nearest valid one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, model_validator
+
+from nvalchemi_lightning.errors import UnknownNameError, nearest
+
+__all__ = ["StrictModel"]
+
+
+class StrictModel(BaseModel):
+    """A pydantic model that holds live objects and refuses keywords it does not know."""
+
+    model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True, revalidate_instances="never")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unknown_keywords(cls, data: Any) -> Any:
+        if isinstance(data, dict):
+            valid = cls._keywords()
+            for name in data:
+                if name not in valid:
+                    known = ", ".join(sorted(valid))
+                    raise UnknownNameError(f"{cls.__name__} has no field {name!r}{nearest(name, valid)} (fields: {known})")
+        return data
+
+    @classmethod
+    def _keywords(cls) -> set[str]:
+        return set(cls.model_fields)

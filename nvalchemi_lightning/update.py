@@ -1,0 +1,198 @@
+"""The one owner of gradients and weights.
+
+Everything that zeroes a gradient, runs backward or steps an optimizer goes through `UpdateOwner`. It hands out
+permits for exactly that moment; autograd and optimizer hooks catch everybody else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from nvalchemi_lightning.context import TrainContext
+from nvalchemi_lightning.errors import SecondOwnerError, TrainingStateError
+from nvalchemi_lightning.hooks.registry import HookRegistry
+from nvalchemi_lightning.optim import step_lr_schedulers
+from nvalchemi_lightning.stages import TrainingStage
+
+__all__ = ["UpdateOwner"]
+
+
+class UpdateOwner:
+    """Zero gradients, run backward and step optimizers; refuse everybody else.
+
+    Parameters
+    ----------
+    registry : HookRegistry
+        Asked for the claimants of the replacement stages, and for the stage that an error names.
+    backward : callable
+        ``backward(loss)``: the primitive that differentiates.
+    optimizer_step : callable
+        ``optimizer_step(optimizer)``: the primitive that steps one optimizer.
+
+    Notes
+    -----
+    Permits are one-shot. ``requested`` is what the owner has just asked its primitives for; `consume` takes it, so
+    a callback that runs inside the primitive and asks again is refused. Gradients may accumulate only inside
+    `accumulating`, and an optimizer may step once per request.
+    """
+
+    def __init__(
+        self,
+        registry: HookRegistry,
+        backward: Callable[[Tensor], Any],
+        optimizer_step: Callable[[Optimizer], Any],
+    ) -> None:
+        self._registry = registry
+        self._backward = backward
+        self._optimizer_step = optimizer_step
+        self._parameters: tuple[nn.Parameter, ...] = ()
+        self._optimizers: tuple[Optimizer, ...] = ()
+        self._schedulers: tuple[Any, ...] = ()
+        self._guards: list[RemovableHandle] = []
+        self._requested: str | None = None
+        self._may_accumulate = False
+        self._may_step: set[int] = set()
+        self._delegated = False
+        self._accumulated = False
+        self._stepped = False
+
+    def attach(
+        self, parameters: Iterable[nn.Parameter], optimizers: Sequence[Optimizer], schedulers: Sequence[Any]
+    ) -> None:
+        """Take charge of the parameters and optimizers of a run.
+
+        Parameters
+        ----------
+        parameters : iterable of nn.Parameter
+            Every trainable parameter, also those that no optimizer holds.
+        optimizers, schedulers : sequence
+            Flat and aligned; a scheduler may be None.
+        """
+        self.detach()
+        self._parameters = tuple(parameters)
+        self._optimizers, self._schedulers = tuple(optimizers), tuple(schedulers)
+        self._guards = [p.register_post_accumulate_grad_hook(self._on_accumulate) for p in self._parameters]
+        self._guards += [o.register_step_pre_hook(self._on_step) for o in self._optimizers]
+
+    def detach(self) -> None:
+        """Remove every guard; doing so twice is harmless."""
+        for guard in self._guards:
+            guard.remove()
+        self._guards = []
+
+    def zero_gradients(self) -> None:
+        """Drop the gradients of every parameter in charge."""
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    def backward(self, ctx: TrainContext) -> None:
+        """Run the backward pass of this batch, by the claimant of ``DO_BACKWARD`` or by default.
+
+        Raises
+        ------
+        TrainingStateError
+            If a claimant ran no backward pass.
+        """
+        claimant = self._registry.claimant(TrainingStage.DO_BACKWARD)
+        if claimant is None:
+            self._registry.stage = TrainingStage.DO_BACKWARD
+            with self._request("backward"):
+                self._backward(ctx.loss)  # type: ignore[arg-type]
+            return
+        self._accumulated = False
+        with self._delegate():
+            self._registry.fire(TrainingStage.DO_BACKWARD, ctx)
+        if not self._accumulated:
+            raise TrainingStateError(
+                f"{type(claimant).__name__} claims DO_BACKWARD but accumulated no gradient; "
+                "call loss.backward() there, or observe at BEFORE_BACKWARD or AFTER_BACKWARD instead"
+            )
+
+    def step(self, ctx: TrainContext) -> bool:
+        """Step the optimizers and their time-based schedulers, by the claimant or by default.
+
+        Returns
+        -------
+        bool
+            Whether an optimizer stepped.
+        """
+        self._stepped = False
+        if self._registry.claimant(TrainingStage.DO_OPTIMIZER_STEP) is None:
+            self._registry.stage = TrainingStage.DO_OPTIMIZER_STEP
+            self._step_all()
+        else:
+            with self._delegate():
+                self._registry.fire(TrainingStage.DO_OPTIMIZER_STEP, ctx)
+        return self._stepped
+
+    def consume(self, action: str) -> None:
+        """Take the permit for ``action`` (``"backward"`` or ``"optimizer_step"``).
+
+        Raises
+        ------
+        SecondOwnerError
+            If the owner did not ask for it, or it was taken already.
+        """
+        requested, self._requested = self._requested, None
+        if requested != action and not self._delegated:
+            raise self._second_owner(f"{action} was called")
+
+    @contextmanager
+    def accumulating(self) -> Iterator[None]:
+        """Permit gradients to accumulate while the primitive differentiates."""
+        self._may_accumulate = True
+        try:
+            yield
+        finally:
+            self._may_accumulate = False
+
+    def _step_all(self) -> None:
+        for optimizer in self._optimizers:
+            self._may_step.add(id(optimizer))
+            with self._request("optimizer_step"):
+                self._optimizer_step(optimizer)
+            self._may_step.discard(id(optimizer))
+        step_lr_schedulers(self._schedulers)
+
+    @contextmanager
+    def _request(self, action: str) -> Iterator[None]:
+        self._requested = action
+        try:
+            yield
+        finally:
+            self._requested = None
+
+    @contextmanager
+    def _delegate(self) -> Iterator[None]:
+        self._delegated = True
+        try:
+            yield
+        finally:
+            self._delegated = False
+
+    def _on_accumulate(self, parameter: nn.Parameter) -> None:
+        if self._may_accumulate or self._delegated:
+            self._accumulated = True
+            return
+        raise self._second_owner(f"a gradient of shape {tuple(parameter.shape)} was accumulated")
+
+    def _on_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if id(optimizer) not in self._may_step and not self._delegated:
+            raise self._second_owner(f"{type(optimizer).__name__}.step() was called")
+        self._may_step.discard(id(optimizer))
+        self._stepped = True
+
+    def _second_owner(self, what: str) -> SecondOwnerError:
+        stage = self._registry.stage
+        where = f"at {stage.name}" if stage is not None else "outside a batch"
+        return SecondOwnerError(
+            f"{what} {where}, but the strategy is the one owner of backward and optimizer step. "
+            "Observe with a Hook; change the update with a TrainingUpdateHook; "
+            "torch.autograd.grad is free for diagnostics"
+        )
