@@ -1,0 +1,50 @@
+"""Every Python block of the documentation runs, page by page, in an empty folder."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+BLOCK = re.compile(r"(?P<skip><!-- not executed: \S.*? -->\n+)?^```python\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def blocks(text: str) -> list[tuple[int, str]]:
+    """Return line number and code of every block that is to run."""
+    found = [match for match in BLOCK.finditer(text) if not match["skip"]]
+    return [(text.count("\n", 0, match.start("code")), match["code"]) for match in found]
+
+
+def with_blocks() -> list[Path]:
+    pages = [page for page in PAGES if "_build" not in page.parts and "_generated" not in page.parts]
+    return [page for page in pages if blocks(page.read_text(encoding="utf-8"))]
+
+
+@pytest.mark.parametrize("page", with_blocks(), ids=lambda page: str(page.relative_to(ROOT)))
+def test_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, object] = {"__name__": "__docs__"}
+    for line, code in blocks(page.read_text(encoding="utf-8")):
+        # The padding makes tracebacks point at the lines of the page.
+        exec(compile("\n" * line + code, str(page), "exec"), namespace)
+
+
+PAGE = """
+```python
+x = 1
+```
+<!-- not executed: needs a GPU -->
+```python
+y = 1
+```
+```bash
+ls
+```
+"""
+
+
+def test_only_unmarked_python_blocks_are_run() -> None:
+    assert blocks(PAGE) == [(2, "x = 1\n")]
