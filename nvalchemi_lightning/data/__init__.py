@@ -1,0 +1,47 @@
+"""Structures, batches, stores and loaders."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from nvalchemi_lightning.errors import nearest
+
+if TYPE_CHECKING:
+    from nvalchemi_lightning.data.atomic_data import AtomicData
+    from nvalchemi_lightning.data.batch import Batch
+
+_HOMES = {
+    "AtomicData": "atomic_data",
+    "AtomicDataZarrReader": "zarr_reader",
+    "AtomicDataZarrWriter": "zarr_writer",
+    "Batch": "batch",
+    "DataLoader": "dataloader",
+    "Dataset": "dataset",
+    "EpochSampler": "sampler",
+    "FIELDS": "fields",
+    "Field": "fields",
+    "InMemoryDataset": "dataset",
+    "MultiDataset": "dataset",
+    "Reader": "zarr_reader",
+    "ZarrArrayConfig": "zarr_writer",
+    "ZarrWriteConfig": "zarr_writer",
+    "differences": "compare",
+}
+"""Public name to module. A module is imported when a name of it is first used."""
+
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{nearest(name, _HOMES)}")
+    value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """List the public names."""
+    return list(__all__)

@@ -1,0 +1,190 @@
+"""Checks of the values of one structure: shapes, dtypes, sizes, finite numbers, periodic cells."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Set
+
+import torch
+from torch import Tensor
+
+from nvalchemi_lightning.data.elements import MAX_ATOMIC_NUMBER
+from nvalchemi_lightning.data.fields import FIELDS, Field, Level
+from nvalchemi_lightning.errors import DataError, UnknownNameError, nearest
+
+__all__ = ["check_cell", "check_custom", "check_field", "check_structure", "unknown_field"]
+
+_MIN_SINE = 1e-5
+"""Least sine (or volume of the unit vectors) between periodic lattice vectors; below it they count as dependent."""
+
+
+def check_structure(given: Mapping[str, object], keep: Set[str]) -> dict[str, Tensor]:
+    """Check all fields of a structure and cast the floating ones.
+
+    Parameters
+    ----------
+    given : mapping of str to Tensor
+        Fields of the table, ``positions`` and ``atomic_numbers`` among them.
+    keep : set of str
+        Names of fields that keep their own floating dtype.
+
+    Returns
+    -------
+    dict of str to Tensor
+        The fields, floating ones in the dtype of the positions.
+
+    Raises
+    ------
+    DataError
+        If a value is not what the table says, or sizes disagree.
+    UnknownNameError
+        If a name is not in the table.
+    """
+    positions = given["positions"]
+    if not isinstance(positions, Tensor) or positions.ndim != 2:
+        raise DataError(_wrong_shape(FIELDS["positions"], positions))
+    sizes: dict[Level, int | None] = {"node": positions.shape[0], "edge": None, "system": 1}
+    if positions.shape[0] == 0:
+        raise DataError("a structure needs at least one atom, but positions has shape (0, 3)")
+    checked = {}
+    for name, value in given.items():
+        field = FIELDS.get(name)
+        if field is None:
+            raise UnknownNameError(unknown_field(name))
+        checked[name] = check_field(field, value, sizes, positions, name in keep)
+        if field.level == "edge":
+            sizes["edge"] = checked[name].shape[0]
+    check_cell(checked.get("cell"), checked.get("pbc"))
+    return checked
+
+
+def unknown_field(name: str) -> str:
+    """Return the message about a name that is not in the table."""
+    return (
+        f"{name!r} is not a field{nearest(name, FIELDS)}; a field of your own is added with "
+        f"add_node_property, add_edge_property or add_system_property"
+    )
+
+
+def check_field(
+    field: Field, value: object, sizes: Mapping[Level, int | None], positions: Tensor, keep_dtype: bool
+) -> Tensor:
+    """Check one value against the table and return it, cast to the dtype of the positions unless ``keep_dtype``.
+
+    Raises
+    ------
+    DataError
+        If the type, shape, dtype, device or a number is wrong.
+    """
+    if not isinstance(value, Tensor):
+        raise DataError(f"{field.name} must be a torch.Tensor, got {type(value).__name__}; use torch.as_tensor(...)")
+    shape = value.shape
+    rows = sizes[field.level]
+    if not shape or not field.fits(shape[1:]) or (rows is not None and shape[0] != rows):
+        raise DataError(_wrong_shape(field, value, rows))
+    if value.dtype not in field.dtypes:
+        raise DataError(f"{field.name} must have a dtype of kind {field.kind}, got {value.dtype}")
+    if value.device != positions.device:
+        raise DataError(f"{field.name} is on {value.device} but positions is on {positions.device}; move one of them")
+    if value.dtype != positions.dtype and not keep_dtype and value.is_floating_point():
+        cast = value.to(positions.dtype)
+        _check_numbers(field, cast, positions.shape[0], f" after the cast from {value.dtype} to {cast.dtype}")
+        return cast
+    _check_numbers(field, value, positions.shape[0], "")
+    return value
+
+
+def _check_numbers(field: Field, value: Tensor, num_nodes: int, after: str) -> None:
+    if value.is_floating_point():
+        # A finite sum proves finite terms and is much cheaper than looking at each.
+        if not math.isfinite(value.sum().item()):
+            _check_finite(field, value.detach(), after)
+    elif field.name == "atomic_numbers":
+        _check_range(field, value, 1, MAX_ATOMIC_NUMBER, "an element")
+    elif field.name == "neighbor_list" and value.shape[0]:
+        _check_range(field, value, 0, num_nodes - 1, "an atom of this structure")
+
+
+def _check_finite(field: Field, value: Tensor, after: str) -> None:
+    may_be_nan = field.missing == "nan"
+    bad = value.isinf() if may_be_nan else ~value.isfinite()
+    if not bad.any():
+        return
+    row = int(bad.flatten(1).any(1).nonzero()[0]) if value.ndim > 1 else int(bad.nonzero()[0])
+    legal = " (NaN would mean a missing value)" if may_be_nan else ""
+    raise DataError(f"{field.name} holds {value[row].tolist()} at row {row}{after}; it must be finite{legal}")
+
+
+def _check_range(field: Field, value: Tensor, low: int, high: int, what: str) -> None:
+    least, most = torch.aminmax(value)
+    if least.item() >= low and most.item() <= high:
+        return
+    bad = (value < low) | (value > high)
+    row = int(bad.nonzero()[0][0])
+    raise DataError(f"{field.name} holds {value[row].tolist()} at row {row}: not {what} ({low} to {high})")
+
+
+def _wrong_shape(field: Field, value: object, rows: int | None = None) -> str:
+    if not isinstance(value, Tensor):
+        return f"{field.name} must be a torch.Tensor, got {type(value).__name__}; use torch.as_tensor(...)"
+    letter = field.shape[1]
+    with_size = f" with {letter} = {rows}" if rows is not None and letter != "1" else ""
+    first = 1 if letter == "1" else rows
+    target = tuple(size for size in (first, *field.row) if isinstance(size, int))
+    fixable = len(target) == 1 + len(field.row) and math.prod(target) == value.numel()
+    hint = f"; use {field.name}.reshape{target}" if fixable else ""
+    return f"{field.name} must have shape {field.shape}{with_size}, got {tuple(value.shape)}{hint}"
+
+
+def check_custom(name: str, value: object, rows: int, like: Tensor) -> None:
+    """Check a field outside the table: a tensor with ``rows`` rows on the device of ``like``.
+
+    Raises
+    ------
+    DataError
+        If it is not.
+    """
+    if not isinstance(value, Tensor):
+        raise DataError(f"{name} must be a torch.Tensor, got {type(value).__name__}; use torch.as_tensor(...)")
+    if not value.ndim or value.shape[0] != rows:
+        raise DataError(f"{name} must have {rows} row(s) on this level, got shape {tuple(value.shape)}")
+    if value.device != like.device:
+        raise DataError(f"{name} is on {value.device} but positions is on {like.device}; move one of them")
+
+
+def check_cell(cell: Tensor | None, pbc: Tensor | None) -> None:
+    """Check that the lattice vectors of the periodic directions exist and are independent.
+
+    Left-handed cells are fine, and so are zero vectors in directions that are not periodic.
+
+    Raises
+    ------
+    DataError
+        If a periodic direction has no vector, or the vectors are dependent.
+    """
+    if pbc is None:
+        return
+    periodic = pbc.tolist()[0]
+    if not any(periodic):
+        return
+    if cell is None:
+        raise DataError(f"pbc is {periodic} but there is no cell; give cell, shape (1, 3, 3), or leave pbc out")
+    vectors = [vector for vector, along in zip(cell.tolist()[0], periodic, strict=True) if along]
+    lengths = [math.hypot(*vector) for vector in vectors]
+    if min(lengths) == 0.0 or _sine(vectors, lengths) < _MIN_SINE:
+        raise DataError(
+            f"the lattice vectors of the periodic directions are zero or linearly dependent: "
+            f"cell = {cell.tolist()[0]}, pbc = {periodic}"
+        )
+
+
+def _sine(vectors: list[list[float]], lengths: list[float]) -> float:
+    """Return the volume, area or length that the unit vectors span."""
+    units = [[x / length for x in vector] for vector, length in zip(vectors, lengths, strict=True)]
+    if len(units) == 1:
+        return 1.0
+    (ax, ay, az), (bx, by, bz) = units[:2]
+    normal = (ay * bz - az * by, az * bx - ax * bz, ax * by - ay * bx)
+    if len(units) == 2:
+        return math.hypot(*normal)
+    return abs(sum(n * x for n, x in zip(normal, units[2], strict=True)))

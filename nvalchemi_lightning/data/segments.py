@@ -1,0 +1,93 @@
+"""How the rows of a level divide among the graphs of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+__all__ = ["Segments"]
+
+
+class Segments:
+    """Rows per graph and what follows from them, computed once when first read; never changes.
+
+    Parameters
+    ----------
+    counts : Tensor
+        Rows of each graph, int64, shape (B,).
+    total : int
+        Sum of ``counts``.
+    sizes : list of int or None
+        ``counts`` as Python integers where already known; saves a device synchronisation.
+    """
+
+    __slots__ = ("_index", "_ptr", "_sizes", "counts", "total")
+
+    def __init__(self, counts: Tensor, total: int, sizes: list[int] | None = None) -> None:
+        self.counts = counts
+        self.total = total
+        self._sizes = sizes
+        self._ptr: Tensor | None = None
+        self._index: Tensor | None = None
+
+    @classmethod
+    def from_sizes(cls, sizes: list[int], device: torch.device | str = "cpu") -> Segments:
+        """Build from Python integers."""
+        return cls(torch.tensor(sizes, dtype=torch.int64, device=device), sum(sizes), sizes)
+
+    @classmethod
+    def from_counts(cls, counts: Tensor | Sequence[int], device: torch.device | str) -> Segments:
+        """Build from counts of any integer dtype; synchronises once where they are on a GPU."""
+        sizes = counts.tolist() if isinstance(counts, Tensor) else list(counts)
+        return cls.from_sizes(sizes, device)
+
+    def __len__(self) -> int:
+        """Return the number of graphs B."""
+        return self.counts.shape[0]
+
+    def __reduce__(self) -> tuple[Callable[..., Segments], tuple[list[int], torch.device]]:
+        """Pickle the integers alone: a worker then sends no extra tensors."""
+        return type(self).from_sizes, (self.sizes, self.counts.device)
+
+    @property
+    def sizes(self) -> list[int]:
+        """Rows of each graph as Python integers; not to be changed."""
+        if self._sizes is None:
+            self._sizes = self.counts.tolist()
+        return self._sizes
+
+    @property
+    def ptr(self) -> Tensor:
+        """First row of each graph and the total, int64, shape (B + 1,)."""
+        if self._ptr is None:
+            self._ptr = torch.nn.functional.pad(self.counts.cumsum(0), (1, 0))
+        return self._ptr
+
+    @property
+    def index(self) -> Tensor:
+        """Graph of each row, int64, shape (total,)."""
+        if self._index is None:
+            graphs = torch.arange(len(self), device=self.counts.device)
+            self._index = self.spread(graphs)
+        return self._index
+
+    def spread(self, per_graph: Tensor) -> Tensor:
+        """Repeat one row per graph, shape (B, ...), for each of its rows, shape (total, ...)."""
+        return per_graph.repeat_interleave(self.counts, dim=0, output_size=self.total)
+
+    def to(self, device: torch.device | str | int | None, non_blocking: bool = False) -> Segments:
+        """Return these segments on a device; the object itself when already there."""
+        counts = self.counts.to(device, non_blocking=non_blocking) if device is not None else self.counts
+        return self if counts is self.counts else Segments(counts, self.total, self._sizes)
+
+    def select(self, graphs: list[int]) -> Segments:
+        """Return the segments of some graphs, in the given order."""
+        sizes = self.sizes
+        return Segments.from_sizes([sizes[graph] for graph in graphs], self.counts.device)
+
+    def rows(self, graphs: Tensor, selected: Segments) -> Tensor:
+        """Return the row indices of some graphs; ``selected`` is ``self.select(graphs)``."""
+        moved = self.ptr[graphs] - selected.ptr[:-1]
+        return torch.arange(selected.total, device=self.counts.device) + selected.spread(moved)
