@@ -16,7 +16,7 @@ from nvalchemi_lightning.specs.hints import NO_HINT, check_names, class_leaves, 
 from nvalchemi_lightning.specs.serializers import decode, encode
 from nvalchemi_lightning.specs.trust import dotted_path, resolve
 
-__all__ = ["BaseSpec", "create_model_spec", "create_model_spec_from_json", "without_timestamps"]
+__all__ = ["BaseSpec", "checked", "create_model_spec", "create_model_spec_from_json", "without_timestamps"]
 
 _RESERVED = ("cls_path", "timestamp")
 
@@ -152,7 +152,7 @@ def create_model_spec(target: Callable[..., Any], /, **kwargs: Any) -> BaseSpec:
     """
     path = dotted_path(target)
     parameters = _checked(target, kwargs, path).parameters
-    values = {name: _value(value, _hint(parameters, name), f"{path}.{name}") for name, value in kwargs.items()}
+    values = {name: checked(value, _hint(parameters, name), f"{path}.{name}") for name, value in kwargs.items()}
     spec = BaseSpec(target, values, path, datetime.now(UTC).isoformat(timespec="microseconds"))
     spec.model_dump()
     return spec
@@ -227,7 +227,7 @@ def _form_hint(parameters: Mapping[str, Parameter], name: str) -> Any:
 
 def _read(form: Any, parameters: Mapping[str, Parameter], name: str, path: str) -> Any:
     value = decode(form, _form_hint(parameters, name), f"{path}.{name}", _nested)
-    return _value(value, _hint(parameters, name), f"{path}.{name}")
+    return checked(value, _hint(parameters, name), f"{path}.{name}")
 
 
 def _nested(form: Mapping[str, Any], hint: Any) -> BaseSpec:
@@ -235,7 +235,7 @@ def _nested(form: Mapping[str, Any], hint: Any) -> BaseSpec:
     return create_model_spec_from_json(form, kind=(object,) if BaseSpec in kind else kind)
 
 
-def _value(value: Any, hint: Any, where: str) -> Any:
+def checked(value: Any, hint: Any, where: str) -> Any:
     """Check a value, and replace objects that have a spec by it."""
     plain = _described(value)
     return plain if _holds_spec(plain) else coerce(plain, hint, where)

@@ -30,7 +30,7 @@ from pydantic import TypeAdapter
 from pydantic_core import PydanticSerializationError
 
 from nvalchemi_lightning.errors import ConfigurationError, ConfigurationTypeError
-from nvalchemi_lightning.specs.hints import NO_HINT, adapter_of, is_class, leaves, sole_leaf
+from nvalchemi_lightning.specs.hints import NO_HINT, adapter_of, is_class, sole_leaf
 from nvalchemi_lightning.specs.trust import dotted_path, resolve
 
 __all__ = ["decode", "encode", "register_type_serializer"]

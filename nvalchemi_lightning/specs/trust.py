@@ -146,16 +146,16 @@ def _is_trusted(name: str) -> bool:
 def _parts(path: object) -> list[str]:
     parts = path.split(".") if isinstance(path, str) else []
     if len(parts) < 2 or not all(part.isidentifier() for part in parts):
-        raise ConfigurationError(f"Could not resolve cls_path={path!r}: give a dotted path such as 'torch.optim.AdamW'")
+        raise ConfigurationError(f"Could not resolve {path!r}: give a dotted path such as 'torch.optim.AdamW'")
     if any(part.startswith("__") for part in parts[1:]):
-        raise UntrustedPathError(f"cls_path={path!r} names Python's internals; name a class or a function")
+        raise UntrustedPathError(f"{path!r} names Python's internals; name a class or a function")
     return parts
 
 
 def _require_trusted(name: str, path: str) -> None:
     if not _is_trusted(name):
         raise UntrustedPathError(
-            f"cls_path={path!r} lies outside the trusted packages ({', '.join(trusted_packages())}); if you know this "
+            f"{path!r} lies outside the trusted packages ({', '.join(trusted_packages())}); if you know this "
             f'code and want files to name it, call nvalchemi_lightning.trust("{name.split(".")[0]}") first'
         )
 
@@ -164,17 +164,16 @@ def _locate(parts: Sequence[str], path: str) -> Any:
     try:
         module, names = _import_longest(parts)
     except ImportError as error:
-        raise ConfigurationError(f"Could not resolve cls_path={path!r} while rehydrating spec JSON: {error}") from error
+        raise ConfigurationError(f"Could not resolve {path!r}: {error}") from error
     found: Any = module
     for name in names:
         if not hasattr(found, name):
             raise ConfigurationError(
-                f"Could not resolve cls_path={path!r} while rehydrating spec JSON: {found.__name__} has no {name!r}"
-                f"{nearest(name, dir(found))}"
+                f"Could not resolve {path!r}: {found.__name__} has no {name!r}{nearest(name, dir(found))}"
             )
         found = getattr(found, name)
         if isinstance(found, ModuleType):
-            raise UntrustedPathError(f"cls_path={path!r} leads through the imported module {found.__name__!r}")
+            raise UntrustedPathError(f"{path!r} leads through the imported module {found.__name__!r}")
     return found
 
 
@@ -200,13 +199,13 @@ def _require_home(found: Any, path: str) -> None:
     for home in homes:
         if home is None or not _is_trusted(home):
             raise UntrustedPathError(
-                f"cls_path={path!r} leads to {found!r}, defined in {home or 'no Python module'}, which is outside the "
+                f"{path!r} leads to {found!r}, defined in {home or 'no Python module'}, which is outside the "
                 f"trusted packages ({', '.join(trusted_packages())})"
             )
     # The reference has class methods that unpickle a file, so unasked only its classes are called.
     if str(homes[0]).split(".")[0] == _REFERENCE and not is_class(found) and _REFERENCE not in _added:
         raise UntrustedPathError(
-            f"cls_path={path!r} is not a class; unless you call nvalchemi_lightning.trust({_REFERENCE!r}), specs may "
+            f"{path!r} is not a class; unless you call nvalchemi_lightning.trust({_REFERENCE!r}), specs may "
             f"name only the classes of {_REFERENCE}"
         )
 
@@ -220,7 +219,7 @@ def _require_kind(found: Any, kind: type | tuple[type, ...] | Literal["callable"
         wanted = " or ".join(f"a {k.__name__} class" for k in (kind if isinstance(kind, tuple) else (kind,)))
     if not fits:
         note = " (a function counts when its return annotation is such a class)" if factory else ""
-        raise ConfigurationError(f"Could not resolve cls_path={path!r}: {found!r} is not {wanted}{note}")
+        raise ConfigurationError(f"Could not resolve {path!r}: {found!r} is not {wanted}{note}")
 
 
 def _produced(found: Any) -> Any:

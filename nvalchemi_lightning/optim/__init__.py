@@ -1,0 +1,25 @@
+"""Optimizers and learning-rate schedules: their description, construction and steps."""
+
+from nvalchemi_lightning.optim.config import OptimizerConfig, SchedulerMetricAdapter, uses_validation_metric
+from nvalchemi_lightning.optim.stepping import (
+    OptSchedPair,
+    setup_optimizers,
+    step_lr_schedulers,
+    step_metric_schedulers,
+    step_optimizers,
+    zero_gradients,
+)
+from nvalchemi_lightning.runtime import iter_qualified_named_parameters
+
+__all__ = [
+    "OptSchedPair",
+    "OptimizerConfig",
+    "SchedulerMetricAdapter",
+    "iter_qualified_named_parameters",
+    "setup_optimizers",
+    "step_lr_schedulers",
+    "step_metric_schedulers",
+    "step_optimizers",
+    "uses_validation_metric",
+    "zero_gradients",
+]
