@@ -20,7 +20,7 @@ extensions = [
     "sphinx.ext.autosummary",
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
-    "stage_table",
+    "tables",
 ]
 exclude_patterns = ["_build", "_generated"]
 

@@ -9,7 +9,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-BLOCK = re.compile(r"(?P<skip><!-- not executed: \S.*? -->\n+)?^```python\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
+SKIP = r"(?P<skip><!-- not executed: \S.*? -->\n+)?"
+BLOCK = re.compile(SKIP + r"^```python\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def blocks(text: str) -> list[tuple[int, str]]:

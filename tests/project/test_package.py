@@ -103,10 +103,9 @@ def test_constraints_allow_what_the_project_requires() -> None:
     from packaging.requirements import Requirement
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    pins = dict(
-        line.split("==") for line in (ROOT / "constraints.txt").read_text().split() if "==" in line
-    )
+    pins = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().split() if "==" in line)
     extras = project["optional-dependencies"]
     for text in [*project["dependencies"], *extras["ase"], *extras["dev"], *extras["docs"]]:
         requirement = Requirement(text)
-        assert requirement.specifier.contains(pins[requirement.name]), f"{text}: constraints.txt has {pins[requirement.name]}"
+        pinned = pins[requirement.name]
+        assert requirement.specifier.contains(pinned), f"{text}: constraints.txt has {pinned}"
