@@ -43,10 +43,21 @@ class Counters:
             if not isinstance(value, int) or isinstance(value, bool) or value < 0:
                 raise ConfigurationError(f"{name} must be an integer >= 0; got {value!r}")
 
-    def batch_done(self, *, stepped: bool, world_size: int = 1) -> None:
-        """Count one completed batch and, if its optimizer step ran, one step."""
+    def batch_done(self, *, stepped: bool, world_size: int = 1, in_epoch: bool = True) -> None:
+        """Count one completed batch and, if its optimizer step ran, one step.
+
+        Parameters
+        ----------
+        stepped : bool
+            Whether an optimizer stepped.
+        world_size : int
+            Number of data-parallel workers.
+        in_epoch : bool
+            Whether the batch came from a pass over a loader.
+        """
         self.batch_count += 1
-        self.epoch_step_count += 1
+        if in_epoch:
+            self.epoch_step_count += 1
         if stepped:
             self.step_count += 1
             self.global_step_count += world_size

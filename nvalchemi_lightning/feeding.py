@@ -8,7 +8,7 @@ from typing import Any
 from nvalchemi_lightning.counters import Counters
 from nvalchemi_lightning.errors import ConfigurationError, ConfigurationTypeError, DataError
 
-__all__ = ["EpochLoader", "as_loader", "loader_length"]
+__all__ = ["EpochLoader", "OneLoader", "as_loader", "loader_length"]
 
 
 def as_loader(loader: Any) -> Iterable[Any]:
@@ -36,6 +36,30 @@ def loader_length(loader: Any) -> int | None:
         return len(loader)
     except (TypeError, NotImplementedError):
         return None
+
+
+class OneLoader:
+    """A loader of any kind behind a plain iterable.
+
+    Parameters
+    ----------
+    loader : iterable of Batch
+        What is iterated.
+    """
+
+    def __init__(self, loader: Any) -> None:
+        self.loader = as_loader(loader)
+
+    def __len__(self) -> int:
+        return len(self.loader)  # type: ignore[arg-type]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.loader)
+
+    @classmethod
+    def unwrap(cls, loader: Any) -> Any:
+        """Return the loader behind the wrapper, or ``loader`` if it is not wrapped."""
+        return loader.loader if isinstance(loader, cls) else loader
 
 
 class EpochLoader:

@@ -13,7 +13,6 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
 
 from nvalchemi_lightning.errors import ConfigurationError, UnknownNameError, nearest
-from nvalchemi_lightning.model_inputs import normalize_models
 
 __all__ = [
     "eval_configured_models",
@@ -21,6 +20,7 @@ __all__ = [
     "freeze_unconfigured_models",
     "iter_qualified_named_parameters",
     "move_to_devices",
+    "named_models",
     "rehome_optimizer_state",
     "train_configured_models",
     "trainable_parameters",
@@ -29,6 +29,17 @@ __all__ = [
 
 Models = nn.Module | Mapping[str, nn.Module] | nn.ModuleDict
 """One bare model (its key is ``"main"``) or models by name."""
+
+
+def named_models(models: Models) -> dict[str, nn.Module]:
+    """Return models by name.
+
+    Parameters
+    ----------
+    models : nn.Module, mapping of str to nn.Module, or nn.ModuleDict
+        One bare model has the key ``"main"``.
+    """
+    return dict(models.items()) if isinstance(models, Mapping | nn.ModuleDict) else {"main": models}
 
 
 @contextmanager
@@ -148,7 +159,7 @@ def iter_qualified_named_parameters(models: Models) -> Iterator[tuple[str, nn.Pa
     models : nn.Module, mapping of str to nn.Module, or nn.ModuleDict
         One bare model has the key ``"main"``.
     """
-    for key, model in _named(models).items():
+    for key, model in named_models(models).items():
         for name, parameter in unwrap_model(model).named_parameters():
             yield f"{key}.{name}", parameter
 
@@ -170,7 +181,7 @@ def move_to_devices(models: Models, devices: Sequence[torch.device | str | int],
     ConfigurationError
         If the number of devices is neither one nor that of the models.
     """
-    named = _named(models)
+    named = named_models(models)
     if len(devices) not in (1, len(named)):
         raise ConfigurationError(
             f"got {len(devices)} devices for {len(named)} models ({', '.join(named)}); "
@@ -238,12 +249,8 @@ def _is_compiled(model: nn.Module) -> bool:
     return dynamo is not None and isinstance(model, dynamo.OptimizedModule)
 
 
-def _named(models: Models) -> dict[str, nn.Module]:
-    return normalize_models(models)[0]
-
-
 def _split(models: Models, configs: Container[str]) -> tuple[list[nn.Module], list[nn.Module]]:
-    named = _named(models)
+    named = named_models(models)
     configured = [model for key, model in named.items() if key in configs]
     return configured, [model for key, model in named.items() if key not in configs]
 

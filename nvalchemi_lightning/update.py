@@ -62,6 +62,22 @@ class UpdateOwner:
         self._accumulated = False
         self._stepped = False
 
+    @classmethod
+    def plain(cls, registry: HookRegistry) -> UpdateOwner:
+        """Return an owner whose primitives are those of torch, for training without a Trainer."""
+
+        def backward(loss: Tensor) -> None:
+            owner.consume("backward")
+            with owner.accumulating():
+                loss.backward()
+
+        def optimizer_step(optimizer: Optimizer) -> None:
+            owner.consume("optimizer_step")
+            optimizer.step()
+
+        owner = cls(registry, backward, optimizer_step)
+        return owner
+
     def attach(
         self, parameters: Iterable[nn.Parameter], optimizers: Sequence[Optimizer], schedulers: Sequence[Any]
     ) -> None:

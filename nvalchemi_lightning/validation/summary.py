@@ -6,7 +6,7 @@ on how the structures were cut into batches or spread over ranks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -24,17 +24,17 @@ class SummaryAccumulator:
 
     Parameters
     ----------
-    components : sequence of str
-        Names of the loss components, the same and in the same order on every rank.
+    weights : mapping of str to float
+        Effective weight of every loss component, the same on every rank.
     device : torch.device
         Where the sums are kept; nothing is synchronized before `summary`.
     """
 
-    def __init__(self, components: Sequence[str], device: torch.device) -> None:
-        self._components = tuple(components)
+    def __init__(self, weights: Mapping[str, float], device: torch.device) -> None:
+        self._weights = dict(weights)
+        self._components = tuple(weights)
         # The last row counts batches and structures.
         self._sums = torch.zeros(len(self._components) + 1, _COLUMNS, dtype=torch.float64, device=device)
-        self._weights: dict[str, float] = {}
         self._raw_weights: dict[str, float] = {}
 
     def update(self, losses: Mapping[str, Any], num_graphs: int) -> None:
@@ -57,7 +57,6 @@ class SummaryAccumulator:
                 self._sums[row, 3] += samples[name].numel()
         self._sums[-1, 0] += 1
         self._sums[-1, 1] += num_graphs
-        self._weights = dict(losses["per_component_weight"])
         self._raw_weights = dict(losses["per_component_raw_weight"])
 
     def summary(self, name: str, reduce: Callable[[Tensor], Tensor] | None = None) -> dict[str, Any]:
@@ -86,7 +85,7 @@ class SummaryAccumulator:
             labelled = denominator > 0
             values[component] = numerator / denominator.clamp(min=1) if labelled else torch.full_like(total, torch.nan)
             if labelled:
-                total = total + self._weights.get(component, 0.0) * values[component]
+                total = total + self._weights[component] * values[component]
             if samples:
                 per_sample[component] = sample_sum / samples
                 sample_counts[component] = int(samples)

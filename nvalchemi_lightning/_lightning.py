@@ -1,0 +1,187 @@
+"""The only file that names private or version-dependent attributes of Lightning (checked with 2.6.6).
+
+Every function says which attribute it uses and why no public one does.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lightning.pytorch import LightningModule, Trainer
+
+__all__ = [
+    "TrainerLimits",
+    "align_epoch",
+    "align_global_step",
+    "allow_gradients_in_evaluation",
+    "attach_first",
+    "can_stop_early",
+    "count_update",
+    "fit",
+    "has_own_validation_data",
+    "quiet",
+    "run_validation",
+    "schedule_validation",
+    "shard_evaluation_ourselves",
+    "silence_mode_warning",
+    "take_over_limits",
+]
+
+# A batch count that no run reaches. Not inf: Lightning validates at every epoch end when it is inf.
+_NEVER = 2**62
+
+
+@dataclass(frozen=True)
+class TrainerLimits:
+    """What the Trainer was asked for and the owner now does itself.
+
+    Attributes
+    ----------
+    max_steps : int or None
+        Executed optimizer steps of this Trainer, None without a limit.
+    every_n_epochs, every_n_steps : int or None
+        The Trainer's validation cadence.
+    """
+
+    max_steps: int | None
+    every_n_epochs: int | None
+    every_n_steps: int | None
+
+
+def take_over_limits(trainer: Trainer) -> TrainerLimits:
+    """Take ``max_steps`` and the validation cadence from a Trainer and switch its own off.
+
+    ``max_steps`` makes Lightning train a phantom epoch on resume (``_iteration_based_training``), and its cadence
+    counts batches, not executed steps. ``epoch_loop.max_steps`` has no public setter.
+    """
+    epoch_loop = trainer.fit_loop.epoch_loop
+    max_steps = None if epoch_loop.max_steps == -1 else epoch_loop.max_steps
+    interval, every_n_epochs = trainer.val_check_interval, trainer.check_val_every_n_epoch
+    every_n_steps = interval if isinstance(interval, int) and interval != _NEVER else None
+    epoch_loop.max_steps = -1
+    trainer.check_val_every_n_epoch = None
+    trainer.val_check_interval = _NEVER
+    return TrainerLimits(max_steps, every_n_epochs if every_n_steps is None else None, every_n_steps)
+
+
+def allow_gradients_in_evaluation(trainer: Trainer) -> None:
+    """Let models differentiate under ``trainer.validate``, ``test`` and ``predict``.
+
+    Inference mode cannot be left again for its tensors. The loops' ``inference_mode`` has no setter after
+    construction of the Trainer.
+    """
+    for loop in (trainer.validate_loop, trainer.test_loop, trainer.predict_loop):
+        loop.inference_mode = False
+
+
+def silence_mode_warning(trainer: Trainer) -> None:
+    """Drop the warning about modules in evaluation mode: models without an optimizer are frozen on purpose."""
+    trainer.fit_loop._warn_if_modules_in_eval_mode = _nothing  # type: ignore[method-assign]
+
+
+def shard_evaluation_ourselves(trainer: Trainer) -> None:
+    """Keep Lightning from injecting a sampler that repeats samples to fill up the ranks.
+
+    The flag lives on the private accelerator connector.
+    """
+    trainer._accelerator_connector.use_distributed_sampler = False
+
+
+def attach_first(trainer: Trainer, callback: Any) -> None:
+    """Put a callback in front of every other, once: it must be told of an exception before any other fails."""
+    others = [each for each in trainer.callbacks if type(each) is not type(callback)]  # type: ignore[attr-defined]
+    trainer.callbacks = [callback, *others]  # type: ignore[attr-defined]
+
+
+def count_update(trainer: Trainer) -> None:
+    """Count one executed update, whatever the number of optimizers.
+
+    ``trainer.global_step`` reads ``manual_optimization.optim_step_progress``, which Lightning moves once per
+    wrapped optimizer.
+    """
+    progress = trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress
+    progress.increment_ready()
+    progress.increment_completed()
+
+
+def align_global_step(trainer: Trainer, step_count: int) -> None:
+    """Make a fresh Trainer's ``global_step`` continue from ``step_count``."""
+    total = trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress.total
+    total.ready = total.completed = step_count
+
+
+def align_epoch(trainer: Trainer, epoch_count: int) -> None:
+    """Make a fresh Trainer's ``current_epoch`` continue from ``epoch_count``."""
+    current = trainer.fit_loop.epoch_progress.current
+    current.ready = current.started = current.processed = current.completed = epoch_count
+
+
+def can_stop_early(trainer: Trainer) -> bool:
+    """Return whether the Trainer's minimum of epochs and steps has been reached."""
+    return bool(trainer.fit_loop._can_stop_early)
+
+
+def schedule_validation(trainer: Trainer, *, due: bool) -> None:
+    """Let Lightning's own loop validate after the present batch, or not."""
+    trainer.val_check_batch = 1 if due else _NEVER
+
+
+def run_validation(trainer: Trainer) -> None:
+    """Run Lightning's validation loop now, in the middle of ``fit``.
+
+    ``first_loop_iter`` is saved because the logger connector would otherwise forget that a training epoch is open.
+    """
+    connector = trainer._logger_connector
+    first_loop_iter = connector._first_loop_iter
+    trainer.validating = True
+    trainer.fit_loop.epoch_loop.val_loop.run()
+    trainer.training = True
+    connector._first_loop_iter = first_loop_iter
+
+
+def fit(trainer: Trainer, module: LightningModule) -> None:
+    """Run ``trainer.fit``; an interrupt by the user stays a ``KeyboardInterrupt``.
+
+    Lightning ends the interpreter with ``SystemExit`` instead, which would close a notebook's cell without a word.
+    """
+    try:
+        trainer.fit(module)
+    except SystemExit as error:
+        if isinstance(error.__context__, KeyboardInterrupt):
+            raise error.__context__ from None
+        raise
+
+
+def has_own_validation_data(trainer: Trainer, module: LightningModule) -> bool:
+    """Return whether validation data was handed to ``fit`` rather than configured on the module."""
+    source = trainer.fit_loop.epoch_loop.val_loop._data_source
+    return source.instance is not module and source.is_defined()
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep Lightning's informational messages (devices, tips, limits reached) off the terminal.
+
+    Also its use of ``LeafSpec``, which torch 2.13 deprecates: nobody but Lightning can change that.
+    """
+    loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric", "pytorch_lightning")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*LeafSpec", category=FutureWarning)
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+def _nothing() -> None:
+    return None

@@ -1,0 +1,322 @@
+"""The LightningModule that executes a recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import torch
+from lightning.pytorch import LightningModule
+from torch import Tensor, nn
+
+from nvalchemi_lightning import _lightning
+from nvalchemi_lightning.batch_step import BatchStep
+from nvalchemi_lightning.callbacks.metric_schedulers import MetricSchedulers
+from nvalchemi_lightning.callbacks.stage import stage_callbacks
+from nvalchemi_lightning.context import TrainContext
+from nvalchemi_lightning.errors import ConfigurationError
+from nvalchemi_lightning.feeding import OneLoader
+from nvalchemi_lightning.optim import step_metric_schedulers
+from nvalchemi_lightning.progress import RunProgress
+from nvalchemi_lightning.recipe import TrainingRecipe
+from nvalchemi_lightning.runtime import freeze_unconfigured_models, train_configured_models, trainable_parameters
+from nvalchemi_lightning.scalars import step_scalars, summary_scalars, to_floats
+from nvalchemi_lightning.stages import TrainingStage
+from nvalchemi_lightning.validation.config import ValidationConfig
+from nvalchemi_lightning.validation.evaluation import Evaluation, EvaluationLoader
+
+if TYPE_CHECKING:
+    from lightning.pytorch.callbacks import Callback
+
+    from nvalchemi_lightning.owner import SingleOwnerMixin
+
+__all__ = ["AlchemiModule"]
+
+
+class AlchemiModule(LightningModule):
+    """A recipe as a LightningModule: ``Trainer(strategy="nvalchemi", ...).fit(AlchemiModule(...), train, val)``.
+
+    Parameters
+    ----------
+    recipe : TrainingRecipe, optional
+        What is trained, for example a `TrainingStrategy`; its progress counters go on.
+    **fields
+        The fields of `TrainingRecipe`, instead of ``recipe``.
+
+    Raises
+    ------
+    ConfigurationError
+        If both or neither of ``recipe`` and fields are given, or the fields are not valid.
+
+    Notes
+    -----
+    The module attaches its own callbacks and refuses a Trainer whose strategy is not a single owner. Its weights
+    are stored under ``models.<name>.``.
+    """
+
+    # A rank may have no share of a small validation set.
+    allow_zero_length_dataloader_with_multiple_devices = True
+
+    def __init__(self, recipe: TrainingRecipe | None = None, **fields: Any) -> None:
+        super().__init__()
+        if (recipe is None) == (not fields):
+            raise ConfigurationError("AlchemiModule takes either a recipe or its fields (models=..., loss_fn=..., ...)")
+        self.automatic_optimization = False
+        self.recipe = recipe if recipe is not None else TrainingRecipe(**fields)
+        self.models = nn.ModuleDict(self.recipe.models)
+        self._validation = self.recipe.validation_config
+        self._progress = RunProgress(self.recipe)
+        self._open = ExitStack()
+        self._owner: Any = None
+        self._batch_step: Any = None
+        self._evaluation: Any = None
+
+    # Connecting to a Trainer ------------------------------------------------------------------------------------
+
+    def connect_owner(self, strategy: SingleOwnerMixin) -> None:
+        """Take the strategy that owns the update, and the Trainer's validation cadence with it.
+
+        Raises
+        ------
+        ConfigurationError
+            If validation data is given twice, or a scheduler listens to validation and there is none.
+        """
+        trainer, limits, configured = self.trainer, strategy.limits, self.recipe.validation_config
+        self._owner, self._validation = strategy, configured
+        if not trainer.training:
+            if configured is None:
+                self._validation = ValidationConfig(validation_data=(), name=str(trainer.state.fn.value))
+            return
+        if _lightning.has_own_validation_data(trainer, self):
+            if configured is not None:
+                raise ConfigurationError(
+                    "validation data was given twice, to the Trainer's fit and as validation_config; give it once"
+                )
+            self._validation = ValidationConfig(
+                validation_data=(), every_n_epochs=limits.every_n_epochs, every_n_steps=limits.every_n_steps
+            )
+        self.recipe.check_metric_schedulers(validates=self._validation is not None)
+
+    def configure_callbacks(self) -> list[Callback]:
+        """Return one callback per observed stage, and the one that steps metric schedulers."""
+        return [*stage_callbacks(self), MetricSchedulers()]
+
+    def configure_optimizers(self) -> Any:
+        """Return the recipe's optimizers and schedulers; a second fit gets the same objects."""
+        optimizers, schedulers = self.recipe.flat_optimizers()
+        return optimizers, [scheduler for scheduler in schedulers if scheduler is not None]
+
+    def put_owner_in_charge(self) -> None:
+        """Guard the parameters and optimizers of this run and prepare the batch step."""
+        owner = self._owner.owner
+        trainable = [parameter for parameter in self.models.parameters() if parameter.requires_grad]
+        owner.attach(trainable, *self.recipe.flat_optimizers())
+        self._open.callback(owner.detach)
+        self._batch_step = BatchStep(
+            self.recipe, owner, world_size=self.trainer.world_size, count_reducer=self._owner.count_reducer()
+        )
+
+    def train_dataloader(self) -> Any:
+        """Return the loader of the recipe, as the hooks at ``SETUP`` left it."""
+        # Lightning takes a bare list of batches for a list of loaders; the wrapper keeps it in one piece.
+        return OneLoader(self.recipe.active_dataloader)
+
+    def val_dataloader(self) -> Any:
+        """Return the configured validation data."""
+        config = self.recipe.validation_config
+        return [] if config is None else EvaluationLoader.wrap(config.validation_data)
+
+    def feed(self, loader: Any) -> Any:
+        """Return what the Trainer iterates: epochs that follow the counters, or a rank's share of evaluation data."""
+        trainer = self.trainer
+        if not trainer.training:
+            return EvaluationLoader.wrap(loader, rank=self.global_rank, world_size=trainer.world_size)
+        _lightning.shard_evaluation_ourselves(trainer)
+        max_steps = self._owner.limits.max_steps
+        steps_left = None if max_steps is None else max(max_steps - trainer.global_step, 0)
+        epochs = self._progress.feed(OneLoader.unwrap(loader), limit=trainer.limit_train_batches, steps_left=steps_left)
+        _lightning.align_global_step(trainer, self.recipe.step_count)
+        if self._progress.finished():
+            trainer.should_stop = True
+        return epochs
+
+    # Opening and closing a run ----------------------------------------------------------------------------------
+
+    def open_run(self, stage: str) -> None:
+        """Enter the hooks and move the models, before ``SETUP`` fires."""
+        self._open = ExitStack()
+        self._open.enter_context(self.recipe.lifecycle)
+        if stage != "fit":
+            return
+        if not self.recipe.optimizer_configs:
+            raise ConfigurationError("nothing would be trained: optimizer_configs is empty; give an OptimizerConfig")
+        self._progress = RunProgress(self.recipe)
+        self.recipe.allow()
+        for hook in self.recipe.registry:
+            prepare = getattr(hook, "prepare_strategy", None)
+            if prepare is not None:
+                prepare(self.recipe)
+        self.to(self.trainer.strategy.root_device)
+
+    def setup(self, stage: str) -> None:
+        """Freeze what is not trained; the hooks at ``SETUP`` have run."""
+        if stage != "fit":
+            return
+        models, configs, filters = self.recipe.models, self.recipe.optimizer_configs, self.recipe.parameter_filters
+        self._open.enter_context(freeze_unconfigured_models(models, configs))
+        self._open.enter_context(train_configured_models(models, configs))
+        self._open.enter_context(trainable_parameters(models, trainable=filters["trainable"], forced=filters["forced"]))
+
+    def close_run(self, error: BaseException | None) -> None:
+        """Restore modes and flags and leave the hooks; doing so twice is harmless."""
+        opened, self._open = self._open, ExitStack()
+        self._progress.ctx = self._evaluation = self._batch_step = None
+        opened.__exit__(type(error) if error else None, error, error.__traceback__ if error else None)
+
+    # Training ---------------------------------------------------------------------------------------------------
+
+    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
+        """Copy the batch to the device; hooks may then change it without changing stored data."""
+        return batch.to(device, non_blocking=True)
+
+    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        """Differentiate the loss while gradients may accumulate."""
+        with self._owner.owner.accumulating():
+            loss.backward(*args, **kwargs)
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:
+        """Fire the stages that open a run and an epoch; leave the pass if the target is reached."""
+        progress = self._progress
+        if progress.finished():
+            return -1
+        if not progress.started:
+            progress.started = True
+            self.fire_outer(TrainingStage.BEFORE_TRAINING, batch)
+        if self.recipe.counters.epoch_step_count == 0:
+            self.fire_outer(TrainingStage.BEFORE_EPOCH, batch)
+        return None
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        """Run the stages of one batch."""
+        progress = self._progress
+        progress.ctx, progress.stepped = self._batch_step(batch, rank=self.global_rank)
+        if progress.stepped:
+            _lightning.count_update(self.trainer)
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Log, see whether validation is due, and take over a request to stop."""
+        trainer, progress, counters = self.trainer, self._progress, self.recipe.counters
+        if progress.stepped and (counters.step_count % trainer.log_every_n_steps == 0 or progress.at_epoch_end()):
+            self._log_step(progress.ctx)  # type: ignore[arg-type]
+        validation = self._validation
+        due = validation is not None and validation.due_after_step(counters, stepped=progress.stepped)
+        _lightning.schedule_validation(trainer, due=due)
+        if trainer.should_stop and _lightning.can_stop_early(trainer):
+            # Lightning would validate at once; the recipe ends the pass and validates once, at the end.
+            self.recipe.stop("the Trainer was asked to stop")
+            trainer.should_stop = False
+
+    def close_epoch(self) -> None:
+        """Advance the epoch counter if the pass reached the end of its loader."""
+        self._progress.close_epoch()
+
+    def on_train_epoch_end(self) -> None:
+        """Validate if an epoch makes it due, and end the run if the target is reached."""
+        validation = self._validation
+        if self._progress.epoch_closed and validation is not None and validation.due_after_epoch(self.recipe.counters):
+            self._validate_now()
+        if self._progress.finished():
+            self.trainer.should_stop = True
+
+    def on_train_end(self) -> None:
+        """Validate the final weights, unless they were just validated."""
+        if self._validation is not None and self._progress.started:
+            self._validate_now()
+
+    def _validate_now(self) -> None:
+        if self._progress.validated_at != self.recipe.step_count:
+            _lightning.run_validation(self.trainer)
+
+    def fire_outer(self, stage: TrainingStage, batch: Any = None) -> None:
+        """Fire a stage that lies outside `training_step`, if this is its moment."""
+        silent = {
+            TrainingStage.SETUP: not self.trainer.training,
+            TrainingStage.AFTER_EPOCH: not self._progress.epoch_closed,
+            TrainingStage.AFTER_VALIDATION: self.trainer.sanity_checking,
+        }
+        if not silent.get(stage, False):
+            self.recipe.registry.fire(stage, self._outer_context(stage, batch))
+
+    def _outer_context(self, stage: TrainingStage, batch: Any) -> TrainContext:
+        newest = self._progress.ctx
+        if newest is None or batch is not None:
+            return self.recipe.context(batch, global_rank=self.global_rank)
+        if stage is TrainingStage.AFTER_BATCH:
+            return newest
+        ctx = self.recipe.context(newest.batch, global_rank=self.global_rank)
+        if stage is not TrainingStage.AFTER_TRAINING:
+            ctx.loss, ctx.losses = newest.loss, newest.losses
+        return ctx
+
+    # Evaluation -------------------------------------------------------------------------------------------------
+
+    def on_validation_model_eval(self) -> None:
+        """Switch to evaluation mode if the configuration says so; Lightning restores every submodule's mode."""
+        if self._validation is None or self._validation.set_eval:
+            self.eval()
+
+    def on_validation_model_zero_grad(self) -> None:
+        """Leave gradients alone: they may belong to an accumulation window."""
+
+    def on_validation_start(self) -> None:
+        """Open a pass."""
+        config = self._validation or ValidationConfig(validation_data=())
+        self._evaluation = Evaluation(self.recipe, config, self.device)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        """Evaluate one batch."""
+        self._evaluation.add(batch, batch_idx, rank=self.global_rank)
+
+    def on_validation_epoch_end(self) -> None:
+        """Reduce the sums of all ranks and log the summary."""
+        summary = self._evaluation.summary(self._owner.sum_over_ranks())
+        self._evaluation = None
+        if not self.trainer.sanity_checking:
+            self.recipe.last_validation = summary
+            self._progress.validated_at = self.recipe.step_count
+            self._log(summary_scalars(summary), on_bar=True)
+
+    def step_metric_schedulers(self) -> None:
+        """Hand the new summary to the schedulers that listen to validation."""
+        if self.trainer.state.fn != "fit" or self.trainer.sanity_checking:
+            return
+        for key, pairs in self.recipe.optimizers().items():
+            adapters = [config.scheduler_metric_adapter for config in self.recipe.optimizer_configs[key]]
+            schedulers = [scheduler for _, scheduler in pairs]
+            step_metric_schedulers(schedulers, adapters, self.recipe.last_validation)
+
+    on_test_model_eval = on_validation_model_eval
+    on_test_start = on_predict_start = on_validation_start
+    test_step = validation_step
+    on_test_epoch_end = on_validation_epoch_end
+
+    def predict_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
+        """Return the detached predictions of a batch."""
+        return self._evaluation.predict(batch, rank=self.global_rank)  # type: ignore[no-any-return]
+
+    # Logging ----------------------------------------------------------------------------------------------------
+
+    def _log_step(self, ctx: TrainContext) -> None:
+        scalars = to_floats({**step_scalars(ctx), **self.recipe.take_scalars()})
+        self.log("loss", scalars["loss/total"], prog_bar=True, logger=False, batch_size=1)
+        self._to_loggers(scalars)
+
+    def _log(self, scalars: Mapping[str, float], *, on_bar: bool) -> None:
+        self.log_dict(dict(scalars), prog_bar=on_bar, logger=False, batch_size=1)
+        self._to_loggers(scalars)
+
+    def _to_loggers(self, scalars: Mapping[str, float]) -> None:
+        # Lightning would log against the number of batches; loggers get the number of executed steps.
+        for logger in self.trainer.loggers:
+            logger.log_metrics(dict(scalars), step=self.recipe.step_count)

@@ -1,0 +1,199 @@
+"""Lightning strategies with a single owner of backward and optimizer step.
+
+Importing this module registers them: ``Trainer(strategy="nvalchemi")`` for one device, ``"nvalchemi_ddp"``,
+``"nvalchemi_ddp_spawn"`` and ``"nvalchemi_ddp_notebook"`` for several.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy, StrategyRegistry
+from torch import Tensor
+from torch.optim import Optimizer
+
+from nvalchemi_lightning import _lightning
+from nvalchemi_lightning.callbacks.driver import RunDriver
+from nvalchemi_lightning.errors import ConfigurationError
+from nvalchemi_lightning.second_owners import refuse_second_owners
+from nvalchemi_lightning.update import UpdateOwner
+
+if TYPE_CHECKING:
+    from lightning.pytorch import LightningModule, Trainer
+
+    from nvalchemi_lightning.module import AlchemiModule
+
+__all__ = ["SingleOwner", "SingleOwnerDDP", "SingleOwnerMixin"]
+
+
+class SingleOwnerMixin(Strategy):
+    """Give a Lightning strategy the one owner of gradients and weights.
+
+    Attributes
+    ----------
+    owner : UpdateOwner
+        Created when a module is connected; everybody else who calls `backward` or `optimizer_step` is refused.
+    limits : TrainerLimits
+        The limits and the validation cadence that were taken over from the Trainer.
+    """
+
+    owner: UpdateOwner
+    limits: _lightning.TrainerLimits | None = None
+
+    def connect(self, model: LightningModule) -> None:
+        """Check the Trainer, take over what Lightning would count wrongly, and become the owner.
+
+        Raises
+        ------
+        ConfigurationError
+            If the module is not an `AlchemiModule`.
+        SecondOwnerError
+            If the Trainer has an option or callback that would touch gradients or weights.
+        """
+        from nvalchemi_lightning.module import AlchemiModule
+
+        if not isinstance(model, AlchemiModule):
+            raise ConfigurationError(
+                f"Trainer(strategy='nvalchemi…') runs an AlchemiModule; got {type(model).__name__}. "
+                "Wrap the models with AlchemiModule(models=..., loss_fn=..., optimizer_configs=...)"
+            )
+        super().connect(model)
+        trainer = model.trainer
+        if self.limits is None:
+            refuse_second_owners(trainer)
+            self.limits = _lightning.take_over_limits(trainer)
+        _lightning.allow_gradients_in_evaluation(trainer)
+        _lightning.silence_mode_warning(trainer)
+        if not trainer.training:
+            _lightning.shard_evaluation_ourselves(trainer)
+        self.owner = UpdateOwner(
+            model.recipe.registry,
+            backward=lambda loss: self.backward(loss, None),
+            optimizer_step=lambda optimizer: self.optimizer_step(optimizer, _no_closure),
+        )
+        model.connect_owner(self)
+        _lightning.attach_first(trainer, RunDriver())
+
+    def backward(self, closure_loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any) -> Tensor:
+        """Run the backward pass that the owner has just asked for."""
+        self.owner.consume("backward")
+        return super().backward(closure_loss, optimizer, *args, **kwargs)
+
+    def optimizer_step(
+        self, optimizer: Optimizer, closure: Callable[[], Any], model: Any = None, **kwargs: Any
+    ) -> Any:
+        """Take the optimizer step that the owner has just asked for."""
+        self.owner.consume("optimizer_step")
+        return super().optimizer_step(optimizer, closure, model, **kwargs)
+
+    def setup_optimizers(self, trainer: Trainer) -> None:
+        """Build the optimizers and put the owner in charge of them."""
+        super().setup_optimizers(trainer)
+        self.alchemi_module.put_owner_in_charge()
+
+    def process_dataloader(self, dataloader: object) -> object:
+        """Wrap the training loader into epochs that follow the counters, and share evaluation batches out."""
+        return self.alchemi_module.feed(super().process_dataloader(dataloader))
+
+    def teardown(self) -> None:
+        """Release gradients and weights, then tear down as usual."""
+        if hasattr(self, "owner"):
+            self.owner.detach()
+        super().teardown()
+
+    @property
+    def alchemi_module(self) -> AlchemiModule:
+        """The connected module."""
+        return self.lightning_module  # type: ignore[return-value]
+
+    def count_reducer(self) -> Callable[[Tensor], Tensor] | None:
+        """Return what turns loss denominators of one rank into global ones, None for one process."""
+        return None
+
+    def sum_over_ranks(self) -> Callable[[Tensor], Tensor] | None:
+        """Return what sums a tensor over all ranks, None for one process."""
+        return None
+
+
+class SingleOwner(SingleOwnerMixin, SingleDeviceStrategy):
+    """The owner on one device, ``Trainer(strategy="nvalchemi")``."""
+
+    strategy_name = "nvalchemi"
+    # Filled in by the accelerator connector, which otherwise would not tell a registered strategy its device.
+    parallel_devices: list[torch.device] | None = None
+
+    @property
+    def root_device(self) -> torch.device:
+        """The device that the Trainer chose, else the one given at construction."""
+        return self.parallel_devices[0] if self.parallel_devices else super().root_device
+
+    def setup_environment(self) -> None:
+        """Refuse several devices, which would silently train on one.
+
+        Raises
+        ------
+        ConfigurationError
+            If the Trainer was given more than one device.
+        """
+        if self.parallel_devices and len(self.parallel_devices) > 1:
+            raise ConfigurationError(
+                f"strategy='nvalchemi' trains on one device, but devices={len(self.parallel_devices)}; "
+                "use strategy='nvalchemi_ddp'"
+            )
+        super().setup_environment()
+
+
+class SingleOwnerDDP(SingleOwnerMixin, DDPStrategy):
+    """The owner on several devices, ``Trainer(strategy="nvalchemi_ddp")``.
+
+    Every rank divides its loss sums by the counts of all ranks, so the averaged gradient is that of one batch that
+    holds the structures of all ranks.
+    """
+
+    def count_reducer(self) -> Callable[[Tensor], Tensor] | None:
+        """Return ``counts -> sum over ranks / world_size``; DDP averages gradients, hence the division."""
+        if self.world_size == 1:
+            return None
+
+        def reduce(counts: Tensor) -> Tensor:
+            total: Tensor = self.reduce(counts, reduce_op="sum")
+            return total.clamp(min=1) / self.world_size
+
+        return reduce
+
+    def sum_over_ranks(self) -> Callable[[Tensor], Tensor] | None:
+        """Return the all-reduce that sums a tensor over all ranks."""
+        if self.world_size == 1:
+            return None
+        return lambda tensor: self.reduce(tensor.clone(), reduce_op="sum")
+
+    def on_exception(self, exception: BaseException) -> None:
+        """Name this package's option where DDP complains about parameters without a gradient."""
+        if "Expected to have finished reduction in the prior iteration" in str(exception):
+            exception.add_note(
+                "Some trainable parameters did not take part in the loss. If that is intended (a force-only loss leaves "
+                "the last energy bias unused), write strategy=SingleOwnerDDP(find_unused_parameters=True)."
+            )
+
+
+def _no_closure() -> None:
+    return None
+
+
+def _register() -> None:
+    registered = StrategyRegistry.available_strategies()
+    if "nvalchemi" in registered:
+        return
+    StrategyRegistry.register("nvalchemi", SingleOwner, description="One owner of backward and step, one device")
+    for name, start_method in (("", "popen"), ("_spawn", "spawn"), ("_notebook", "fork")):
+        StrategyRegistry.register(
+            f"nvalchemi_ddp{name}",
+            SingleOwnerDDP,
+            description=f"One owner of backward and step, DDP ({start_method})",
+            start_method=start_method,
+        )
+
+
+_register()

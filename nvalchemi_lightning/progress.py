@@ -1,0 +1,107 @@
+"""How one run advances: its loader, its target, and the end of its epochs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nvalchemi_lightning.context import TrainContext
+from nvalchemi_lightning.errors import ConfigurationError
+from nvalchemi_lightning.feeding import EpochLoader, as_loader, loader_length
+from nvalchemi_lightning.recipe import TrainingRecipe
+
+__all__ = ["RunProgress"]
+
+
+class RunProgress:
+    """The state of one run that is not part of the recipe.
+
+    Parameters
+    ----------
+    recipe : TrainingRecipe
+        Whose counters advance.
+
+    Attributes
+    ----------
+    started : bool
+        Whether a batch was trained.
+    stepped : bool
+        Whether the newest batch made an optimizer step.
+    epoch_closed : bool
+        Whether the newest pass exhausted its loader.
+    validated_at : int or None
+        The step count at which the newest validation of this run took place.
+    ctx : TrainContext or None
+        The context of the newest batch.
+    """
+
+    def __init__(self, recipe: TrainingRecipe) -> None:
+        self._recipe = recipe
+        self._epochs: EpochLoader | None = None
+        self._batches_per_epoch: int | None = None
+        self._target: int | None = None
+        self.started = False
+        self.stepped = False
+        self.epoch_closed = False
+        self.validated_at: int | None = None
+        self.ctx: TrainContext | None = None
+
+    def feed(self, loader: Any, *, limit: float | int | None, steps_left: int | None) -> EpochLoader:
+        """Return the epochs of a loader, from the position of the counters to the target.
+
+        Parameters
+        ----------
+        loader : iterable of Batch
+            The user's loader.
+        limit : float, int or None
+            The Trainer's ``limit_train_batches``: a share or a number of batches per epoch.
+        steps_left : int or None
+            How many optimizer steps the Trainer allows from here; the recipe's own target may come earlier.
+        """
+        length = loader_length(as_loader(loader))
+        self._batches_per_epoch = _limited(length, limit)
+        if self._batches_per_epoch is not None:
+            self._recipe.reconcile_counters(self._batches_per_epoch)
+        own = self._recipe.target_steps(self._batches_per_epoch)
+        trainers = None if steps_left is None else self._recipe.step_count + steps_left
+        self._target = min((target for target in (own, trainers) if target is not None), default=None)
+        self._epochs = EpochLoader(loader, self._recipe.counters, self.finished, length)
+        return self._epochs
+
+    def finished(self) -> bool:
+        """Return whether the target is reached or somebody asked to stop."""
+        if self._target is not None and self._recipe.counters.step_count >= self._target:
+            return True
+        return self._recipe.stop_reason is not None
+
+    def at_epoch_end(self) -> bool:
+        """Return whether the newest batch is the last one of a loader of known length."""
+        return self._recipe.counters.epoch_step_count == self._batches_per_epoch
+
+    def close_epoch(self) -> None:
+        """Advance the epoch counter if the pass reached the end of its loader.
+
+        Raises
+        ------
+        ConfigurationError
+            If the pass produced no batch, so that training would go on for ever.
+        """
+        epochs, counters = self._epochs, self._recipe.counters
+        if epochs is None:
+            return
+        if epochs.delivered == 0 and not self.finished():
+            raise ConfigurationError(
+                f"dataloader produced no batches before reaching the target step count {self._target}; "
+                f"the {type(epochs.loader).__name__} is empty or can be iterated only once"
+            )
+        length = self._batches_per_epoch
+        self.epoch_closed = epochs.exhausted if length is None else counters.epoch_step_count >= length
+        if self.epoch_closed:
+            counters.epoch_done()
+
+
+def _limited(length: int | None, limit: float | int | None) -> int | None:
+    if limit is None or (isinstance(limit, float) and limit == 1.0):
+        return length
+    if isinstance(limit, int):
+        return limit if length is None else min(length, limit)
+    return None if length is None else int(length * limit)

@@ -1,0 +1,464 @@
+"""What is trained and how: everything of a strategy that does not depend on who runs the loop."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from pydantic import Field, PrivateAttr, field_validator, model_validator
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from nvalchemi_lightning.context import TrainContext
+from nvalchemi_lightning.counters import Counters
+from nvalchemi_lightning.errors import ConfigurationError, ConfigurationTypeError
+from nvalchemi_lightning.hooks.lifecycle import HookLifecycle
+from nvalchemi_lightning.hooks.registry import HookRegistry
+from nvalchemi_lightning.losses import (
+    ComposedLossFunction,
+    as_composed_loss,
+    assemble_loss_targets,
+    compute_supervised_loss,
+    loss_target_keys,
+)
+from nvalchemi_lightning.model_inputs import check_models, normalize_models, normalize_optimizer_configs
+from nvalchemi_lightning.optim import OptimizerConfig, OptSchedPair, setup_optimizers, uses_validation_metric
+from nvalchemi_lightning.stages import TrainingStage
+from nvalchemi_lightning.strict_model import StrictModel
+from nvalchemi_lightning.training_fn import check_call_shape, default_training_fn
+from nvalchemi_lightning.validation.config import ValidationConfig
+
+__all__ = ["TrainingRecipe"]
+
+_COUNTER_FIELDS = tuple(vars(Counters()))
+
+
+class TrainingRecipe(StrictModel):
+    """Models, loss, optimizers, validation and hooks of a training run, and how far it has come.
+
+    Attributes
+    ----------
+    models : nn.Module, mapping of str to nn.Module, or nn.ModuleDict
+        One bare model becomes ``{"main": model}`` and is handed to ``training_fn`` as it is.
+    optimizer_configs : OptimizerConfig, list, or mapping of str to list
+        Per model; an unkeyed form needs one bare model. Models without an entry are frozen during training.
+    training_fn : callable
+        ``(model, batch)`` or ``(models, batch)`` to a mapping of predictions. One bare model defaults to
+        `default_training_fn`.
+    loss_fn : ComposedLossFunction or leaf loss
+        A leaf is wrapped.
+    loss_target_assembler : callable
+        Where targets come from; by default the batch.
+    devices : list of torch.device
+        Where the models live; the first one is the training device. Default ``[cpu]``.
+    num_epochs, num_steps : int or None
+        How long to train, >= 1, not both: passes over the data, or executed optimizer steps. With neither, the
+        Trainer's limits decide.
+    epoch_step_modifier : float
+        Optimizer steps per batch, > 0, when ``num_epochs`` is turned into a number of steps. Default 1.
+    validation_config : ValidationConfig or None
+        What is evaluated, and when.
+    hooks : iterable
+        Hooks in firing order; Lightning callbacks among them are handed to the Trainer.
+    counters : Counters
+        Progress; ``step_count=`` and its siblings are accepted as keywords too.
+    last_validation : dict or None
+        The newest validation summary.
+    inference_model : nn.Module or None
+        Averaged weights for validation, see `set_inference_model`.
+    """
+
+    models: dict[str, nn.Module]
+    optimizer_configs: dict[str, list[OptimizerConfig]] = Field(default_factory=dict)
+    training_fn: Any = None
+    loss_fn: ComposedLossFunction
+    loss_target_assembler: Callable[..., Mapping[str, Tensor]] = assemble_loss_targets
+    devices: list[torch.device] = Field(default_factory=lambda: [torch.device("cpu")])
+    num_epochs: int | None = Field(default=None, ge=1)
+    num_steps: int | None = Field(default=None, ge=1)
+    epoch_step_modifier: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    validation_config: ValidationConfig | None = None
+    hooks: list[Any] = Field(default_factory=list)
+    counters: Counters = Field(default_factory=Counters)
+    single_model_input: bool = True
+    last_validation: dict[str, Any] | None = None
+    inference_model: nn.Module | None = None
+
+    _registry: HookRegistry = PrivateAttr(default_factory=HookRegistry)
+    _lifecycle: HookLifecycle = PrivateAttr()
+    _callbacks: list[Any] = PrivateAttr(default_factory=list)
+    _optimizers: dict[str, list[OptSchedPair]] | None = PrivateAttr(default=None)
+    _filters: dict[str, frozenset[str] | None] = PrivateAttr(
+        default_factory=lambda: dict.fromkeys(("optimizer", "trainable", "forced"))
+    )
+    _target_keys: tuple[str, ...] = PrivateAttr(default=())
+    _counters_given: bool = PrivateAttr(default=False)
+    _active_dataloader: Any = PrivateAttr(default=None)
+    _stop_reason: str | None = PrivateAttr(default=None)
+    _scalars: dict[str, Tensor | float] = PrivateAttr(default_factory=dict)
+
+    # Construction -----------------------------------------------------------------------------------------------
+
+    @classmethod
+    def _keywords(cls) -> set[str]:
+        return super()._keywords() | set(_COUNTER_FIELDS) | {"epoch"}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _normalize(cls, data: Any) -> Any:
+        if not isinstance(data, dict) or "models" not in data:
+            return data
+        data = dict(data)
+        data["models"], single = normalize_models(data["models"])
+        data["single_model_input"] = single
+        if data.get("optimizer_configs") is not None:
+            data["optimizer_configs"] = normalize_optimizer_configs(data["optimizer_configs"], single_model=single)
+        if data.get("training_fn") is None and single:
+            data["training_fn"] = default_training_fn
+        counts = {name: data.pop(name) for name in _COUNTER_FIELDS if name in data}
+        if "epoch" in data:
+            counts["epoch_count"] = data.pop("epoch")
+        if counts:
+            data["counters"] = Counters(**counts)
+        return data
+
+    @field_validator("loss_fn", mode="before")
+    @classmethod
+    def _composed(cls, loss: Any) -> ComposedLossFunction:
+        return as_composed_loss(loss)
+
+    @field_validator("hooks", mode="before")
+    @classmethod
+    def _as_list(cls, hooks: Any) -> list[Any]:
+        if hooks is None or isinstance(hooks, (str, bytes)) or not isinstance(hooks, Iterable):
+            raise ConfigurationError(f"hooks must be a list of hooks; got {hooks!r}")
+        return list(hooks)
+
+    @field_validator("devices", mode="before")
+    @classmethod
+    def _as_devices(cls, devices: Any) -> list[torch.device]:
+        listed = devices if isinstance(devices, (list, tuple)) else [devices]
+        return [torch.device(device) for device in listed]
+
+    @field_validator("loss_target_assembler")
+    @classmethod
+    def _callable(cls, assembler: Any) -> Any:
+        if not callable(assembler):
+            raise ConfigurationTypeError(f"loss_target_assembler must be callable; got {assembler!r}")
+        return assembler
+
+    @model_validator(mode="after")
+    def _check_and_register(self) -> TrainingRecipe:
+        check_models(self.models, self.optimizer_configs, self.devices)
+        self._check_training_fn()
+        self._check_duration()
+        self._target_keys = loss_target_keys(self.loss_fn)
+        self._counters_given = self.counters != Counters()
+        self._lifecycle = HookLifecycle(self._registry)
+        hooks, self.hooks = self.hooks, []
+        for hook in hooks:
+            self.register_hook(hook)
+        return self
+
+    def _check_duration(self) -> None:
+        if self.num_epochs is not None and self.num_steps is not None:
+            raise ConfigurationError(
+                f"Exactly one of num_epochs or num_steps must be set; got num_epochs={self.num_epochs}, "
+                f"num_steps={self.num_steps}"
+            )
+
+    def _check_training_fn(self) -> None:
+        if self.training_fn is None:
+            raise ConfigurationError(
+                f"training_fn is required for named models {sorted(self.models)}; write training_fn(models, batch) that "
+                "returns a mapping of predictions (one bare model uses default_training_fn)"
+            )
+        check_call_shape(self.training_fn, single_model=self.single_model_input)
+
+    def check_metric_schedulers(self, *, validates: bool) -> None:
+        """Refuse a scheduler that validation steps when nothing is validated.
+
+        Parameters
+        ----------
+        validates : bool
+            Whether the run validates.
+
+        Raises
+        ------
+        ConfigurationError
+            If it does not, and a scheduler needs it.
+        """
+        for key, configs in self.optimizer_configs.items():
+            for config in configs:
+                if uses_validation_metric(config.scheduler_cls) and not validates:
+                    raise ConfigurationError(
+                        f"optimizer_configs[{key!r}] has the scheduler {config.scheduler_cls.__name__}, which is stepped "  # type: ignore[union-attr]
+                        "by validation, but there is no validation_config"
+                    )
+
+    # Counters ---------------------------------------------------------------------------------------------------
+
+    @property
+    def step_count(self) -> int:
+        """Executed optimizer steps of this worker."""
+        return self.counters.step_count
+
+    @property
+    def global_step_count(self) -> int:
+        """Executed optimizer steps summed over all workers."""
+        return self.counters.global_step_count
+
+    @property
+    def batch_count(self) -> int:
+        """Completed batches of this worker."""
+        return self.counters.batch_count
+
+    @property
+    def epoch_count(self) -> int:
+        """How often the loader was exhausted."""
+        return self.counters.epoch_count
+
+    @property
+    def epoch(self) -> int:
+        """Alias of ``epoch_count``."""
+        return self.counters.epoch_count
+
+    @property
+    def epoch_step_count(self) -> int:
+        """Batches consumed in the epoch that is under way."""
+        return self.counters.epoch_step_count
+
+    def target_steps(self, batches_per_epoch: int | None) -> int | None:
+        """Return the number of executed optimizer steps at which training is done, or None without a limit.
+
+        Parameters
+        ----------
+        batches_per_epoch : int or None
+            The length of the loader; None when unknown.
+
+        Raises
+        ------
+        ConfigurationError
+            If ``num_epochs`` meets a loader of unknown length.
+        """
+        if self.num_epochs is None:
+            return self.num_steps
+        if batches_per_epoch is None:
+            raise ConfigurationError(
+                "num_epochs requires a sized dataloader, but its length is unknown; set num_steps instead"
+            )
+        return math.ceil(self.num_epochs * batches_per_epoch * self.epoch_step_modifier)
+
+    def reconcile_counters(self, batches_per_epoch: int) -> None:
+        """Check the counters against a loader; those that were given from outside are made to agree with it.
+
+        Parameters
+        ----------
+        batches_per_epoch : int
+            The length of the loader.
+
+        Raises
+        ------
+        ConfigurationError
+            If they contradict each other.
+        """
+        if self._counters_given:
+            self.counters.reconcile(batches_per_epoch)
+            self._counters_given = False
+        elif self.counters.epoch_step_count > batches_per_epoch:
+            raise ConfigurationError(
+                f"the run stopped after batch {self.counters.epoch_step_count} of epoch {self.counters.epoch_count}, but "
+                f"this dataloader has {batches_per_epoch} batches; go on with the same loader or set "
+                "counters.epoch_step_count = 0"
+            )
+
+    # What hooks may ask of the workflow ---------------------------------------------------------------------------
+
+    def register_hook(self, hook: Any, stage: TrainingStage | None = None) -> None:
+        """Add a hook, or a Lightning callback, at the end of the order.
+
+        Parameters
+        ----------
+        hook : Hook or lightning.pytorch.Callback
+            A callback is handed to the Trainer of the next run.
+        stage : TrainingStage, optional
+            Overrides ``hook.stage``.
+
+        Raises
+        ------
+        ConfigurationError, ConfigurationTypeError
+            See `HookRegistry.register`.
+        """
+        if _is_lightning_callback(hook):
+            self._callbacks.append(hook)
+        else:
+            self._registry.register(hook, stage, workflow=self)
+            self._lifecycle.add(hook)
+        self.hooks.append(hook)
+
+    @property
+    def registry(self) -> HookRegistry:
+        """The registered hooks by stage."""
+        return self._registry
+
+    @property
+    def lifecycle(self) -> HookLifecycle:
+        """The context that enters and leaves the hooks."""
+        return self._lifecycle
+
+    @property
+    def active_dataloader(self) -> Any:
+        """The loader of the present run; a hook at ``SETUP`` may replace it."""
+        return self._active_dataloader
+
+    @active_dataloader.setter
+    def active_dataloader(self, loader: Any) -> None:
+        self._active_dataloader = loader
+
+    @property
+    def lightning_callbacks(self) -> list[Any]:
+        """The Lightning callbacks among the hooks, for the Trainer."""
+        return list(self._callbacks)
+
+    def stop(self, reason: str) -> None:
+        """End the run cleanly after the current batch.
+
+        Parameters
+        ----------
+        reason : str
+            Why, for whoever reads the log.
+        """
+        self._stop_reason = reason
+
+    @property
+    def stop_reason(self) -> str | None:
+        """Why the newest run was asked to stop, or None if it was not."""
+        return self._stop_reason
+
+    def allow(self) -> None:
+        """Forget an earlier request to stop; every run begins with it."""
+        self._stop_reason = None
+
+    def take_scalars(self) -> dict[str, Tensor | float]:
+        """Return what was logged since the last call, and forget it."""
+        scalars, self._scalars = self._scalars, {}
+        return scalars
+
+    def log(self, name: str, value: Tensor | float) -> None:
+        """Hand a scalar to the loggers and the progress bar at the next logging cadence.
+
+        Parameters
+        ----------
+        name : str
+            Its tag, for example ``"gradient/norm"``.
+        value : Tensor or float
+            The newest value; a tensor stays on its device until the cadence, so this never waits for it.
+        """
+        self._scalars[name] = value.detach() if isinstance(value, Tensor) else value
+
+    def set_inference_model(self, module: nn.Module, *, model_key: str | None = None) -> None:
+        """Put averaged weights in the slot that validation evaluates.
+
+        Parameters
+        ----------
+        module : nn.Module
+            Moved to the training device.
+        model_key : str, optional
+            Which named model it stands for; ignored for one bare model.
+        """
+        module.to(self.devices[0], non_blocking=True)
+        if self.single_model_input or model_key is None:
+            self.inference_model = module
+            return
+        if not isinstance(self.inference_model, nn.ModuleDict):
+            self.inference_model = nn.ModuleDict()
+        self.inference_model[model_key] = module
+
+    def set_optimizer_parameter_filter(self, names: Iterable[str] | None) -> None:
+        """Let only these parameters (``"<model>.<parameter>"``) enter optimizers; None clears the filter."""
+        self._filters["optimizer"] = None if names is None else frozenset(names)
+
+    def set_trainable_parameter_filter(self, names: Iterable[str] | None) -> None:
+        """Freeze every parameter that is not listed while training runs; None clears the filter."""
+        self._filters["trainable"] = None if names is None else frozenset(names)
+
+    def set_force_trainable_parameter_filter(self, names: Iterable[str] | None) -> None:
+        """Train these parameters while training runs, whatever their flag says; None clears the filter."""
+        self._filters["forced"] = None if names is None else frozenset(names)
+
+    # What the loop asks of the recipe -----------------------------------------------------------------------------
+
+    @property
+    def parameter_filters(self) -> Mapping[str, frozenset[str] | None]:
+        """The ``"optimizer"``, ``"trainable"`` and ``"forced"`` filters; None where there is none."""
+        return self._filters
+
+    def optimizers(self) -> dict[str, list[OptSchedPair]]:
+        """Return the optimizers and schedulers of every configured model, built on first use and then kept."""
+        if self._optimizers is None:
+            self._optimizers = setup_optimizers(
+                self.models, self.optimizer_configs, allowed_parameter_names=self._filters["optimizer"]
+            )
+        return self._optimizers
+
+    def flat_optimizers(self) -> tuple[list[Optimizer], list[Any]]:
+        """Return all optimizers and, aligned with them, their schedulers (None where there is none)."""
+        pairs = [pair for pairs in self.optimizers().values() for pair in pairs]
+        return [optimizer for optimizer, _ in pairs], [scheduler for _, scheduler in pairs]
+
+    def forward(self, batch: Any) -> Mapping[str, Tensor]:
+        """Return the predictions of the live models for a batch."""
+        predictions = self.training_fn(self.models["main"] if self.single_model_input else self.models, batch)
+        if not isinstance(predictions, Mapping):
+            raise ConfigurationTypeError(
+                f"training_fn must return a mapping of predictions; got {type(predictions).__name__}"
+            )
+        return predictions
+
+    def losses(
+        self,
+        predictions: Mapping[str, Tensor],
+        batch: Any,
+        count_reducer: Callable[[Tensor], Tensor] | None = None,
+    ) -> Any:
+        """Return the structured loss of a batch at the present step and epoch."""
+        return compute_supervised_loss(
+            self.loss_fn,
+            predictions,
+            batch,
+            step=self.counters.step_count,
+            epoch=self.counters.epoch_count,
+            workflow=self,
+            target_assembler=self.loss_target_assembler,
+            target_keys=self._target_keys,
+            count_reducer=count_reducer,
+        )
+
+    def context(self, batch: Any, **extra: Any) -> TrainContext:
+        """Return a fresh context with the present counters."""
+        counters = self.counters
+        ctx = TrainContext(
+            batch=batch,
+            model=self.models.get("main"),
+            workflow=self,
+            step_count=counters.step_count,
+            global_step_count=counters.global_step_count,
+            batch_count=counters.batch_count,
+            epoch_step_count=counters.epoch_step_count,
+            epoch=counters.epoch_count,
+            models=self.models,
+            validation=self.last_validation,
+            **extra,
+        )
+        if self._optimizers is not None:
+            ctx.optimizers, ctx.lr_schedulers = self.flat_optimizers()
+        return ctx
+
+
+def _is_lightning_callback(hook: Any) -> bool:
+    """Recognize a Lightning callback without importing Lightning."""
+    return hasattr(hook, "on_train_batch_start") and hasattr(hook, "state_key")
+
+

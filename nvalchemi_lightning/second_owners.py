@@ -1,0 +1,68 @@
+"""Trainer options and callbacks that would be a second owner of gradients or weights, and what to use instead."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lightning.pytorch.callbacks import (
+    BatchSizeFinder,
+    GradientAccumulationScheduler,
+    LearningRateFinder,
+    StochasticWeightAveraging,
+    WeightAveraging,
+)
+
+from nvalchemi_lightning.errors import ConfigurationError, SecondOwnerError
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Trainer
+
+__all__ = ["refuse_second_owners"]
+
+_CALLBACKS = {
+    GradientAccumulationScheduler: "the GradientAccumulationHook",
+    StochasticWeightAveraging: "the EMAHook",
+    WeightAveraging: "the EMAHook",
+    LearningRateFinder: "OptimizerConfig(lr=...) of a few short runs",
+    BatchSizeFinder: "the loader's batch_size",
+}
+
+
+def refuse_second_owners(trainer: Trainer) -> None:
+    """Refuse a Trainer that would touch gradients or weights beside the owner.
+
+    Parameters
+    ----------
+    trainer : Trainer
+        As its user configured it.
+
+    Raises
+    ------
+    SecondOwnerError
+        For gradient clipping, accumulation and mixed precision by the Trainer, and for callbacks that change
+        gradients, weights or schedulers.
+    ConfigurationError
+        For a validation interval given as a fraction of an epoch.
+    """
+    if trainer.gradient_clip_val is not None:
+        _refuse(f"Trainer(gradient_clip_val={trainer.gradient_clip_val!r})", "the GradientClipHook")
+    if trainer.accumulate_grad_batches != 1:
+        _refuse(f"Trainer(accumulate_grad_batches={trainer.accumulate_grad_batches})", "the GradientAccumulationHook")
+    if "mixed" in str(trainer.precision):
+        _refuse(f"Trainer(precision={trainer.precision!r})", "the MixedPrecisionHook")
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        for kind, instead in _CALLBACKS.items():
+            if isinstance(callback, kind):
+                _refuse(f"the callback {type(callback).__name__}", instead)
+    interval = trainer.val_check_interval
+    if isinstance(interval, float) and interval != 1.0:
+        raise ConfigurationError(
+            f"Trainer(val_check_interval={interval}) counts batches; write ValidationConfig(every_n_steps=...) or an "
+            "integer, which is read as executed optimizer steps"
+        )
+
+
+def _refuse(what: str, instead: str) -> None:
+    raise SecondOwnerError(
+        f"{what} would be a second owner of the update beside the strategy; leave it out and use {instead}"
+    )

@@ -1,0 +1,179 @@
+"""The training strategy: a recipe with a duration, and the methods that run it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Any
+
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import TQDMProgressBar
+from pydantic import PrivateAttr, model_validator
+
+from nvalchemi_lightning import _lightning
+from nvalchemi_lightning.batch_step import BatchStep
+from nvalchemi_lightning.errors import ConfigurationError, TrainingStateError
+from nvalchemi_lightning.feeding import as_loader
+from nvalchemi_lightning.module import AlchemiModule
+from nvalchemi_lightning.owner import SingleOwner
+from nvalchemi_lightning.recipe import TrainingRecipe
+from nvalchemi_lightning.runtime import (
+    freeze_unconfigured_models,
+    move_to_devices,
+    train_configured_models,
+    trainable_parameters,
+)
+from nvalchemi_lightning.stages import TrainingStage
+from nvalchemi_lightning.update import UpdateOwner
+from nvalchemi_lightning.validation.evaluation import EvaluationLoader
+
+__all__ = ["TrainingStrategy"]
+
+
+class TrainingStrategy(TrainingRecipe):
+    """Train models by a recipe; PyTorch Lightning runs the loop.
+
+    The fields are those of `TrainingRecipe`; exactly one of ``num_epochs`` and ``num_steps`` says how long.
+
+    Examples
+    --------
+    >>> strategy = TrainingStrategy(
+    ...     models=model,
+    ...     optimizer_configs=OptimizerConfig(lr=1e-4),
+    ...     loss_fn=EnergyMSELoss() + ForceMSELoss() * 10.0,
+    ...     num_epochs=20,
+    ... )
+    >>> strategy.run(train_loader)
+    """
+
+    _module: AlchemiModule | None = PrivateAttr(default=None)
+
+    @model_validator(mode="after")
+    def _require_duration(self) -> TrainingStrategy:
+        if self.num_epochs is None and self.num_steps is None:
+            raise ConfigurationError("Exactly one of num_epochs or num_steps must be set; got neither")
+        self.check_metric_schedulers(validates=self.validation_config is not None)
+        return self
+
+    def run(self, dataloader: Iterable[Any], **trainer_options: Any) -> None:
+        """Train until ``num_epochs`` or ``num_steps`` is reached, from wherever the counters are.
+
+        Parameters
+        ----------
+        dataloader : iterable of Batch
+            Re-iterable if more than one pass is needed.
+        **trainer_options
+            Handed to ``lightning.pytorch.Trainer``, for example ``logger=CSVLogger("runs")``,
+            ``enable_progress_bar=False`` or ``strategy="nvalchemi_ddp", devices=4``. Without any, nothing is
+            written to disk and nothing but the progress bar is printed.
+
+        Raises
+        ------
+        ConfigurationError
+            If the loader is empty, of the wrong kind, or does not fit the recipe.
+        SecondOwnerError
+            If something other than the strategy touches gradients or weights.
+        KeyboardInterrupt
+            If the user interrupts; hooks are closed and the strategy can run again.
+        """
+        self.active_dataloader = as_loader(dataloader)
+        module = AlchemiModule(self)
+        try:
+            with _lightning.quiet():
+                trainer = Trainer(**self._trainer_options(trainer_options))
+                _lightning.align_epoch(trainer, self.epoch_count)
+                _lightning.fit(trainer, module)
+        finally:
+            module.close_run(None)
+            self.active_dataloader = None
+            move_to_devices(self.models, self.devices)
+
+    def train_batch(self, batch: Any) -> None:
+        """Train on one batch, without a loader and without the stages around epochs and runs.
+
+        Inside ``with strategy:`` hooks are entered once for several calls, otherwise per call. The batch belongs to
+        no epoch: ``batch_count`` and ``step_count`` advance, ``epoch_step_count`` does not.
+
+        Parameters
+        ----------
+        batch : Batch
+            Moved to the training device first.
+        """
+        with self.lifecycle:
+            for hook in self.registry:
+                prepare = getattr(hook, "prepare_strategy", None)
+                if prepare is not None:
+                    prepare(self)
+            move_to_devices(self.models, self.devices)
+            self.registry.fire(TrainingStage.SETUP, self.context(None))
+            filters = self.parameter_filters
+            with (
+                freeze_unconfigured_models(self.models, self.optimizer_configs),
+                train_configured_models(self.models, self.optimizer_configs),
+                trainable_parameters(self.models, trainable=filters["trainable"], forced=filters["forced"]),
+            ):
+                self._train_guarded(batch.to(self.devices[0], non_blocking=True))
+
+    def _train_guarded(self, batch: Any) -> None:
+        owner = UpdateOwner.plain(self.registry)
+        owner.attach(
+            [p for model in self.models.values() for p in model.parameters() if p.requires_grad],
+            *self.flat_optimizers(),
+        )
+        try:
+            ctx, _ = BatchStep(self, owner)(batch, in_epoch=False)
+            self.registry.fire(TrainingStage.AFTER_BATCH, ctx)
+        finally:
+            owner.detach()
+
+    def validate(self) -> dict[str, Any]:
+        """Run one validation pass now and return its summary.
+
+        Fires ``AFTER_VALIDATION``; steps no scheduler.
+
+        Returns
+        -------
+        dict
+            The summary, also kept as ``last_validation``.
+
+        Raises
+        ------
+        TrainingStateError
+            If there is no ``validation_config``.
+        """
+        if self.validation_config is None:
+            raise TrainingStateError("validate() requires a validation_config; set strategy.validation_config")
+        with _lightning.quiet():
+            trainer = Trainer(**self._trainer_options({"enable_progress_bar": False}))
+            trainer.validate(
+                AlchemiModule(self), EvaluationLoader.wrap(self.validation_config.validation_data), verbose=False
+            )
+        move_to_devices(self.models, self.devices)
+        return self.last_validation  # type: ignore[return-value]
+
+    def __enter__(self) -> TrainingStrategy:
+        """Enter the hooks for several calls of `train_batch` or `run`."""
+        self.lifecycle.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.lifecycle.__exit__(kind, error, trace)
+
+    def _trainer_options(self, options: dict[str, Any]) -> dict[str, Any]:
+        device = self.devices[0]
+        defaults: dict[str, Any] = {
+            "strategy": SingleOwner(device),
+            "accelerator": "cpu" if device.type == "cpu" else "gpu",
+            "devices": 1 if device.index is None else [device.index],
+            "max_epochs": -1,
+            "logger": False,
+            "enable_checkpointing": False,
+            "enable_model_summary": False,
+            "num_sanity_val_steps": 0,
+        }
+        callbacks = [*self.lightning_callbacks, *options.pop("callbacks", ())]
+        if options.get("enable_progress_bar", True):
+            callbacks.append(TQDMProgressBar())
+        return {**defaults, **options, "callbacks": callbacks}
