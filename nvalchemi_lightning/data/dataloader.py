@@ -1,0 +1,338 @@
+"""Batches in an order that depends on seed and epoch alone, from any position of an epoch."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any, NamedTuple, Self
+
+import torch.utils.data
+
+from nvalchemi_lightning.data.atomic_data import AtomicData
+from nvalchemi_lightning.data.batch import Batch
+from nvalchemi_lightning.data.dataset import InMemoryDataset
+from nvalchemi_lightning.data.sampler import Epoch, EpochSampler, rank_and_world
+from nvalchemi_lightning.data.transforms import (
+    BatchTransform,
+    apply_transforms,
+    check_transforms,
+    mixed_seed,
+    random_state_of,
+)
+from nvalchemi_lightning.errors import ConfigurationError, ConfigurationTypeError, UnknownNameError, nearest
+
+__all__ = ["DataLoader"]
+
+
+class _Position(NamedTuple):
+    """Where a pass begins: batches of this rank, samples over all ranks if known, and the epoch if only in that."""
+
+    batches: int = 0
+    samples: int | None = None
+    epoch: int | None = None
+
+
+class DataLoader(torch.utils.data.DataLoader[Batch]):
+    """Yields batches of structures.
+
+    Parameters
+    ----------
+    dataset : Dataset, Batch, or sequence of AtomicData
+        Anything with a length whose items are ``AtomicData``. One with ``__getitems__`` reads each batch in one go.
+    batch_size : int, default 1
+        Structures per batch and rank.
+    shuffle : bool, default False
+        Whether every epoch has its own random order.
+    drop_last : bool, default False
+        Whether an incomplete last batch is left out.
+    seed : int, default 0
+        With the epoch, decides the order and what random transforms draw.
+    sampler : iterable of int, optional
+        Order of your own instead of ``shuffle``.
+    batch_sampler : iterable of list of int, optional
+        Batches of your own instead of ``batch_size``, ``shuffle``, ``drop_last`` and ``sampler``.
+    num_workers : int, default 0
+        Processes that read ahead; 0 reads in this one.
+    prefetch_factor : int, optional
+        Batches that each worker reads ahead, default 2.
+    pin_memory : bool, default False
+        Whether batches come in page-locked memory, from which copies to a GPU are asynchronous. Has no meaning, and
+        no effect, without an accelerator.
+    batch_transforms : sequence of callable, optional
+        Functions ``Batch -> Batch``, applied in turn in the worker.
+    distributed_padding : bool, optional
+        Whether samples are repeated until all ranks have the same number (default). False gives every sample to
+        exactly one rank, as an evaluation needs. Has no effect with a sampler of your own.
+    multiprocessing_context : str or context, optional
+        How workers start: "fork", "spawn" or "forkserver"; default: that of Python.
+
+    Raises
+    ------
+    ConfigurationError
+        If options exclude each other, a number is out of range, or there is no batch; with the numbers of samples
+        and ranks and the batch size. The number of ranks is checked when a pass begins.
+    ConfigurationTypeError
+        If ``dataset`` is not one.
+    UnknownNameError
+        If a keyword does not exist; the message gives the nearest one.
+
+    Notes
+    -----
+    Every pass is an epoch: the one that ``set_epoch`` named since the last pass began, else the next. It begins
+    when its first batch is drawn. A sampler or batch sampler of your own that has ``set_epoch`` is told, once a pass.
+
+    The global random number generators are neither read nor advanced: order, workers and random transforms depend on
+    seed and epoch alone, and the transforms of a batch on its first sample too.
+    """
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """Refuse keywords that do not exist."""
+        known = inspect.signature(cls.__init__).parameters
+        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values()):
+            for name in kwargs:
+                if name not in known:
+                    raise UnknownNameError(f"{cls.__name__} has no option {name!r}{nearest(name, known)}")
+        return super().__new__(cls)
+
+    def __init__(
+        self,
+        dataset: Any,
+        *,
+        batch_size: int = 1,
+        shuffle: bool = False,
+        drop_last: bool = False,
+        seed: int = 0,
+        sampler: Iterable[int] | None = None,
+        batch_sampler: Iterable[list[int]] | None = None,
+        num_workers: int = 0,
+        prefetch_factor: int | None = None,
+        pin_memory: bool = False,
+        batch_transforms: Sequence[BatchTransform] | None = None,
+        distributed_padding: bool | None = None,
+        multiprocessing_context: Any = None,
+    ) -> None:
+        dataset = _checked_dataset(dataset)
+        _check_numbers(batch_size, num_workers, prefetch_factor, seed)
+        self.seed = seed
+        self.batch_transforms = check_transforms(batch_transforms, "batch_transforms")
+        self.distributed_padding = distributed_padding
+        options: dict[str, Any] = {"batch_sampler": batch_sampler}
+        if batch_sampler is None:
+            if sampler is None:
+                sampler = EpochSampler(dataset, shuffle=shuffle, seed=seed, pad=distributed_padding is not False)
+            elif shuffle:
+                raise ConfigurationError("shuffle=True and a sampler of your own exclude each other; leave one out")
+            options = {"sampler": sampler, "batch_size": batch_size, "drop_last": drop_last}
+        elif sampler is not None or shuffle or drop_last or batch_size != 1:
+            raise ConfigurationError(
+                "batch_sampler excludes sampler, shuffle, drop_last and batch_size; leave them out"
+            )
+        super().__init__(
+            dataset,
+            num_workers=num_workers,
+            prefetch_factor=prefetch_factor,
+            pin_memory=pin_memory,
+            collate_fn=_collated,
+            multiprocessing_context=multiprocessing_context,
+            **options,
+        )
+        self._clock = _clock_of(self.batch_sampler)
+        self._pending = _Position()
+        self._begun = 0
+        self._drawn = 0
+        self._check_not_empty()
+
+    def __len__(self) -> int:
+        """Return the number of batches of this rank in a whole epoch."""
+        self._check_not_empty()
+        return len(self._batches)
+
+    def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
+        """Iterate over the batches of an epoch; nothing happens before the first one is drawn."""
+        self._check_not_empty()
+        epoch = self._clock.begin()
+        self._tell_samplers(epoch)
+        batches = self._remaining(epoch)
+        for batch in self._reader_of(epoch, batches):
+            self._drawn += 1
+            yield batch
+
+    @property
+    def _batches(self) -> Any:
+        return self.batch_sampler
+
+    @property
+    def _step(self) -> int:
+        """Samples over all ranks that one batch takes."""
+        return (self.batch_size or 1) * rank_and_world()[1]
+
+    def _remaining(self, epoch: int) -> Iterator[list[int]]:
+        """Return the index lists of the pass that begins, without those before its position."""
+        position, self._pending = self._pending, _Position()
+        if position.epoch not in (None, epoch):
+            position = _Position()
+        self._drawn = 0
+        if not isinstance(self.sampler, EpochSampler):
+            self._begun = position.batches
+            return islice(iter(self._batches), position.batches, None)
+        if position != _Position():
+            self.sampler.start = position.batches * self._step if position.samples is None else position.samples
+        self._begun = self.sampler.start
+        return iter(self._batches)
+
+    def _tell_samplers(self, epoch: int) -> None:
+        owners = {id(owner): owner for owner in (self.sampler, self._batches, getattr(self._batches, "sampler", None))}
+        for owner in owners.values():
+            set_epoch = getattr(owner, "set_epoch", None)
+            if set_epoch is not None and not isinstance(owner, EpochSampler):
+                set_epoch(epoch)
+
+    def _reader_of(self, epoch: int, batches: Iterable[list[int]]) -> Iterable[Batch]:
+        """Return what reads batches; a new one per pass, so that its workers are seeded by the epoch."""
+        rank, _ = rank_and_world()
+        return torch.utils.data.DataLoader(
+            _Source(self.dataset, self.batch_transforms, mixed_seed(self.seed, epoch)),
+            batch_sampler=batches,
+            num_workers=self.num_workers,
+            collate_fn=_collated,
+            pin_memory=self.pin_memory and torch.accelerator.is_available(),
+            timeout=self.timeout,
+            worker_init_fn=self.worker_init_fn,
+            multiprocessing_context=self.multiprocessing_context,
+            generator=torch.Generator().manual_seed(mixed_seed(self.seed, epoch, rank)),
+            prefetch_factor=self.prefetch_factor,
+        )
+
+    def set_epoch(self, epoch: int) -> None:
+        """Say which epoch the next pass is.
+
+        Raises
+        ------
+        ConfigurationError
+            If it is negative.
+        """
+        self._clock.announce(epoch)
+
+    def set_epoch_step(self, batches: int) -> None:
+        """Let the next pass, and only that, begin after some batches of this rank, without reading them.
+
+        Raises
+        ------
+        ConfigurationError
+            If the number is negative.
+        """
+        if batches < 0:
+            raise ConfigurationError(f"the number of batches to skip must be 0 or more, got {batches}")
+        self._pending = _Position(batches)
+
+    def state_dict(self) -> dict[str, int]:
+        """Return the position behind the last batch that was handed out.
+
+        Returns
+        -------
+        dict
+            ``epoch``, ``batches`` of this rank and, where the sampler is ours, ``samples`` over all ranks, which also
+            holds for another number of ranks. After the last batch of an epoch it is the beginning of the next.
+        """
+        if self._clock.announced:
+            return self._state(self._clock.number, self._pending.batches, self._pending.samples)
+        if self._is_finished():
+            return self._state(self._clock.number + 1, 0, None)
+        if not isinstance(self.sampler, EpochSampler):
+            return self._state(self._clock.number, self._begun + self._drawn, None)
+        samples = self._begun + self._drawn * self._step
+        return self._state(self._clock.number, samples // self._step, samples)
+
+    def _state(self, epoch: int, batches: int, samples: int | None) -> dict[str, int]:
+        state = {"epoch": epoch, "batches": batches}
+        return state if samples is None else {**state, "samples": samples}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Let the next pass begin where :meth:`state_dict` says.
+
+        Raises
+        ------
+        ConfigurationError
+            If the state is not one of a loader.
+        """
+        if not {"epoch", "batches"} <= set(state):
+            raise ConfigurationError(f"the state of a loader has epoch and batches; got {dict(state)!r:.80}")
+        self._clock.announce(state["epoch"])
+        self._pending = _Position(state["batches"], state.get("samples"), state["epoch"])
+
+    def _is_finished(self) -> bool:
+        if isinstance(self.sampler, EpochSampler):
+            left = self.sampler.remaining(self._begun + self._drawn * self._step)
+            return left < ((self.batch_size or 1) if self.drop_last else 1)
+        return hasattr(self._batches, "__len__") and self._begun + self._drawn >= len(self._batches)
+
+    def _check_not_empty(self) -> None:
+        samples, (_, world) = len(self.dataset), rank_and_world()  # type: ignore[arg-type]
+        needed = 1
+        if isinstance(self.sampler, EpochSampler):
+            per_rank = (self.batch_size or 1) if self.drop_last else 1
+            needed = world * (per_rank - 1) + 1 if self.sampler.pad and per_rank > 1 else per_rank * world
+            if not self.sampler.pad and not self.drop_last:
+                needed = 1
+        if samples < needed:
+            raise ConfigurationError(
+                f"there is no batch for some rank: {samples} sample(s), batch size {self.batch_size}, {world} rank(s), "
+                f"drop_last={self.drop_last}; at least {needed} sample(s) are needed"
+            )
+
+
+def _clock_of(batch_sampler: Any) -> Epoch:
+    sampler = getattr(batch_sampler, "sampler", None)
+    return sampler.clock if isinstance(sampler, EpochSampler) else Epoch()
+
+
+class _Source(torch.utils.data.Dataset[Batch]):
+    """What the workers run: reads, collates and transforms the samples of a batch."""
+
+    def __init__(self, dataset: Any, transforms: Sequence[BatchTransform], seed: int) -> None:
+        self._dataset = dataset
+        self._transforms = transforms
+        self._seed = seed
+
+    def __getitems__(self, indices: Sequence[int]) -> Batch:
+        with random_state_of(mixed_seed(self._seed, *(abs(int(index)) for index in indices[:1]))):
+            batch = _read(self._dataset, indices)
+            return apply_transforms(self._transforms, batch, f"the batch of samples {list(indices)!r:.60}")
+
+
+def _read(dataset: Any, indices: Sequence[int]) -> Batch:
+    read_together = getattr(dataset, "__getitems__", None)
+    return _collated(read_together(indices) if read_together else [dataset[index] for index in indices])
+
+
+def _collated(found: Any) -> Batch:
+    """Return a batch as it is and structures as a batch."""
+    if isinstance(found, Batch):
+        return found
+    for item in found:
+        if not isinstance(item, AtomicData):
+            raise ConfigurationTypeError(f"the data set must hold AtomicData, but an item is {type(item).__name__}")
+    return Batch.from_data_list(found)
+
+
+def _checked_dataset(dataset: Any) -> Any:
+    if isinstance(dataset, Batch) or (isinstance(dataset, (list, tuple)) and len(dataset)):
+        # As one batch, so that a label which some structures have is there, as NaN, in every batch.
+        return InMemoryDataset(dataset)
+    if isinstance(dataset, (str, bytes, Mapping)) or not (
+        hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
+    ):
+        raise ConfigurationTypeError(
+            f"dataset must be a Dataset, a Batch or a list of AtomicData, got {type(dataset).__name__} "
+            f"{dataset!r:.80}; for a store use Dataset(AtomicDataZarrReader(path))"
+        )
+    return dataset
+
+
+def _check_numbers(batch_size: int, num_workers: int, prefetch_factor: int | None, seed: int) -> None:
+    for name, value, least in (("batch_size", batch_size, 1), ("num_workers", num_workers, 0), ("seed", seed, 0)):
+        if not isinstance(value, int) or value < least:
+            raise ConfigurationError(f"{name} must be an integer of at least {least}, got {value!r}")
+    if prefetch_factor is not None and num_workers == 0:
+        raise ConfigurationError(f"prefetch_factor={prefetch_factor} needs num_workers of at least 1; leave it out")
