@@ -6,15 +6,15 @@ from collections.abc import Callable, Iterable, Mapping
 from inspect import Parameter
 from typing import Any
 
-from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import ConfigDict, Field, ValidationInfo, field_serializer, field_validator, model_validator
 from torch import Tensor
-from torch.optim import AdamW, Optimizer
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from nvalchemi_lightning.errors import ConfigurationError, ConfigurationTypeError, UnknownNameError, nearest
 from nvalchemi_lightning.specs.base import BaseSpec, checked, create_model_spec
 from nvalchemi_lightning.specs.hints import NO_HINT, signature_of
-from nvalchemi_lightning.specs.trust import resolve
+from nvalchemi_lightning.specs.trust import dotted_path, resolve
 from nvalchemi_lightning.strict_model import StrictModel
 
 __all__ = ["OptimizerConfig", "SchedulerMetricAdapter", "uses_validation_metric"]
@@ -73,7 +73,7 @@ class OptimizerConfig(StrictModel):
 
     model_config = ConfigDict(frozen=True)
 
-    optimizer_cls: type[Optimizer] = AdamW
+    optimizer_cls: type[Optimizer] = Field(default="torch.optim.AdamW", validate_default=True)
     optimizer_kwargs: dict[str, Any] = Field(default_factory=dict, validate_default=True)
     scheduler_cls: type[LRScheduler] | None = None
     scheduler_kwargs: dict[str, Any | BaseSpec] = Field(default_factory=dict, validate_default=True)
@@ -143,12 +143,16 @@ class OptimizerConfig(StrictModel):
         rest = {name: value for name, value in data.items() if name not in _SHORTHAND}
         return {**rest, "optimizer_kwargs": {**kwargs, **short}}
 
-    @field_validator("optimizer_cls", mode="before")
+    @field_serializer("optimizer_cls", "scheduler_cls", when_used="json")
+    def _path_of_class(self, value: type | None) -> str | None:
+        return None if value is None else dotted_path(value)
+
+    @field_validator("optimizer_cls", mode="before", json_schema_input_type=str)
     @classmethod
     def _optimizer_class(cls, value: Any) -> Any:
         return _class_of(value, Optimizer, "optimizer_cls", "torch.optim.AdamW")
 
-    @field_validator("scheduler_cls", mode="before")
+    @field_validator("scheduler_cls", mode="before", json_schema_input_type=str | None)
     @classmethod
     def _scheduler_class(cls, value: Any) -> Any:
         return (
@@ -182,7 +186,7 @@ class OptimizerConfig(StrictModel):
             )
         return adapter
 
-    @field_validator("lr", "weight_decay", mode="before")
+    @field_validator("lr", "weight_decay", mode="plain", json_schema_input_type=float | None)
     @classmethod
     def _show(cls, value: Any, info: ValidationInfo) -> Any:
         return info.data.get("optimizer_kwargs", {}).get(info.field_name)

@@ -16,9 +16,8 @@ from nvalchemi_lightning.errors import (
     UnknownNameError,
     nearest,
 )
-from nvalchemi_lightning.model_inputs import normalize_models
 from nvalchemi_lightning.optim.config import OptimizerConfig, SchedulerMetricAdapter, uses_validation_metric
-from nvalchemi_lightning.runtime import Models, iter_qualified_named_parameters
+from nvalchemi_lightning.runtime import Models, iter_qualified_named_parameters, named_models
 
 __all__ = [
     "OptSchedPair",
@@ -63,7 +62,7 @@ def setup_optimizers(
     ConfigurationError
         If a configured model has no trainable parameter.
     """
-    named = normalize_models(models)[0]
+    named = named_models(models)
     for key in configs:
         if key not in named:
             raise UnknownNameError(

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 
 from nvalchemi_lightning.errors import ConfigurationError, ConfigurationTypeError
-from nvalchemi_lightning.specs.hints import NO_HINT, check_names, class_leaves, coerce, leaves, signature_of
+from nvalchemi_lightning.specs.hints import NO_HINT, check_names, allowed_classes, coerce, leaves, signature_of
 from nvalchemi_lightning.specs.serializers import decode, encode
 from nvalchemi_lightning.specs.trust import dotted_path, resolve
 
@@ -231,7 +231,7 @@ def _read(form: Any, parameters: Mapping[str, Parameter], name: str, path: str) 
 
 
 def _nested(form: Mapping[str, Any], hint: Any) -> BaseSpec:
-    kind = class_leaves(hint)
+    kind = allowed_classes(hint)
     return create_model_spec_from_json(form, kind=(object,) if BaseSpec in kind else kind)
 
 
@@ -242,9 +242,12 @@ def checked(value: Any, hint: Any, where: str) -> Any:
 
 
 def _described(value: Any) -> Any:
-    if hasattr(value, "to_spec") and not isinstance(value, type):
-        return value.to_spec()
-    return _mapped(_described, value)
+    if not hasattr(value, "to_spec") or isinstance(value, type):
+        return _mapped(_described, value)
+    spec = value.to_spec()
+    if not isinstance(spec, BaseSpec):
+        raise ConfigurationTypeError(f"{type(value).__qualname__}.to_spec() must return a BaseSpec, got {spec!r}")
+    return spec
 
 
 def _built(value: Any) -> Any:

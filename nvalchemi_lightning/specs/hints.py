@@ -15,7 +15,17 @@ from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 
 from nvalchemi_lightning.errors import ConfigurationError, ConfigurationTypeError, nearest
 
-__all__ = ["NO_HINT", "check_names", "class_leaves", "coerce", "is_class", "leaves", "signature_of", "sole_leaf"]
+__all__ = [
+    "NO_HINT",
+    "check_names",
+    "allowed_classes",
+    "coerce",
+    "is_class",
+    "item_hint",
+    "leaves",
+    "signature_of",
+    "sole",
+]
 
 NO_HINT = inspect.Parameter.empty
 
@@ -25,8 +35,8 @@ _COMMON = {name: getattr(collections.abc, name) for name in collections.abc.__al
 
 
 def is_class(value: object) -> TypeGuard[type]:
-    """Tell whether ``value`` is a class; ``list[int]`` and the mark of an absent annotation are not."""
-    return isinstance(value, type) and get_origin(value) is None and value is not NO_HINT
+    """Tell whether ``value`` is a class; ``list[int]``, ``Any`` and the mark of an absent annotation are not."""
+    return isinstance(value, type) and get_origin(value) is None and value not in (NO_HINT, Any)
 
 
 def signature_of(target: Callable[..., Any]) -> inspect.Signature:
@@ -87,16 +97,38 @@ def leaves(hint: Any) -> Iterator[Any]:
             yield from leaves(argument)
 
 
-def sole_leaf(hint: Any) -> Any:
-    """Return the only leaf of ``hint`` besides ``None``, or ``NO_HINT`` when there are several."""
-    found = {leaf for leaf in leaves(hint) if leaf is not type(None)}
-    return found.pop() if len(found) == 1 else NO_HINT
+def alternatives(hint: Any) -> list[Any]:
+    """Return what a value may be: ``list[int] | str | None`` gives ``list[int]``, ``str`` and ``NoneType``."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return alternatives(arguments[0])
+    if origin in (typing.Union, types.UnionType):
+        return [option for argument in arguments for option in alternatives(argument)]
+    return [hint]
 
 
-def class_leaves(hint: Any) -> tuple[type, ...]:
+def sole(hint: Any) -> Any:
+    """Return the only alternative besides ``None``, or ``NO_HINT`` when there are several."""
+    found = [option for option in alternatives(hint) if option is not type(None)]
+    return found[0] if len(found) == 1 else NO_HINT
+
+
+def item_hint(hint: Any) -> Any:
+    """Return the annotation of the items of a container, or of the values of a mapping; ``NO_HINT`` if unknown."""
+    for option in alternatives(hint):
+        origin = get_origin(option)
+        arguments = [argument for argument in get_args(option) if argument is not Ellipsis]
+        if arguments and is_class(origin) and issubclass(origin, Mapping):
+            return arguments[-1]
+        if arguments and is_class(origin) and issubclass(origin, Iterable):
+            return typing.Union[tuple(arguments)]  # noqa: UP007 (the number of arguments is known at run time only)
+    return NO_HINT
+
+
+def allowed_classes(hint: Any) -> tuple[type, ...]:
     """Return the classes that ``hint`` allows, or ``(object,)`` where it allows anything that is not one class."""
-    found = tuple(leaf for leaf in leaves(hint) if leaf is not type(None))
-    plain = all(is_class(leaf) and not getattr(leaf, "_is_protocol", False) for leaf in found)
+    found = tuple(option for option in alternatives(hint) if option is not type(None))
+    plain = all(is_class(option) and not getattr(option, "_is_protocol", False) for option in found)
     return found if plain and found else (object,)
 
 

@@ -29,8 +29,8 @@ import torch
 from pydantic import TypeAdapter
 from pydantic_core import PydanticSerializationError
 
-from nvalchemi_lightning.errors import ConfigurationError, ConfigurationTypeError
-from nvalchemi_lightning.specs.hints import NO_HINT, adapter_of, is_class, sole_leaf
+from nvalchemi_lightning.errors import AlchemiError, ConfigurationError, ConfigurationTypeError
+from nvalchemi_lightning.specs.hints import NO_HINT, adapter_of, is_class, item_hint, sole
 from nvalchemi_lightning.specs.trust import dotted_path, resolve
 
 __all__ = ["decode", "encode", "register_type_serializer"]
@@ -99,7 +99,7 @@ def encode(value: Any, hint: Any, where: str) -> Any:
     if isinstance(value, Mapping):
         return _encode_mapping(value, hint, where)
     if isinstance(value, list | tuple):
-        return [encode(item, hint, f"{where}[{i}]") for i, item in enumerate(value)]
+        return [encode(item, item_hint(hint), f"{where}[{i}]") for i, item in enumerate(value)]
     if isinstance(value, PathLike):
         return fspath(value)
     return _encode_object(value, hint, where)
@@ -111,7 +111,7 @@ def _encode_mapping(value: Mapping[Any, Any], hint: Any, where: str) -> dict[str
         raise ConfigurationTypeError(
             f"{where} has the key {keys[0]!r}; JSON has only text keys, so annotate the parameter as dict[int, ...]"
         )
-    plain = {str(key): encode(item, hint, f"{where}[{key!r}]") for key, item in value.items()}
+    plain = {str(key): encode(item, item_hint(hint), f"{where}[{key!r}]") for key, item in value.items()}
     return {"__dict__": plain} if _is_special(plain) else plain
 
 
@@ -123,14 +123,14 @@ def _takes_integer_keys(hint: Any) -> bool:
 
 
 def _is_special(form: Mapping[str, Any]) -> bool:
-    return "cls_path" in form or form.keys() == _TENSOR_KEYS or not _TAGS.keys().isdisjoint(form)
+    return "cls_path" in form or form.keys() == _TENSOR_KEYS or "__dict__" in form or not _TAGS.keys().isdisjoint(form)
 
 
 def _encode_object(value: Any, hint: Any, where: str) -> Any:
     registered = next((type_ for type_ in type(value).__mro__ if type_ in _registry), None)
     if registered is not None:
         form = _registry[registered].serialize(value)
-        plain = registered is torch.Tensor or sole_leaf(hint) is registered
+        plain = registered is torch.Tensor or sole(hint) is registered
         return form if plain else {"__value__": form, "type": dotted_path(registered)}
     if is_class(value):
         return dotted_path(value) if _class_bound(hint) else {"__type__": dotted_path(value)}
@@ -180,33 +180,40 @@ def decode(form: Any, hint: Any, where: str, rehydrate: Rehydrate) -> Any:
     ConfigurationError
         If a form is damaged.
     """
+    if isinstance(form, Mapping) and _is_special(form):
+        return _decode_special(form, hint, where, rehydrate)
+    type_ = sole(hint)
+    if form is not None and type_ in _registry:
+        return _deserialized(type_, form, where)
     if isinstance(form, Mapping):
-        return _decode_mapping(form, hint, where, rehydrate)
+        return {key: decode(item, item_hint(hint), f"{where}[{key!r}]", rehydrate) for key, item in form.items()}
     if isinstance(form, list | tuple):
-        return [decode(item, hint, f"{where}[{i}]", rehydrate) for i, item in enumerate(form)]
+        return [decode(item, item_hint(hint), f"{where}[{i}]", rehydrate) for i, item in enumerate(form)]
     bound = _class_bound(hint)
-    if isinstance(form, str) and bound:
-        return resolve(form, kind=bound)
-    leaf = sole_leaf(hint)
-    if form is not None and leaf in _registry and leaf is not torch.Tensor:
-        return _deserialized(leaf, form, where)
-    return form
+    return resolve(form, kind=bound) if isinstance(form, str) and bound else form
 
 
-def _decode_mapping(form: Mapping[str, Any], hint: Any, where: str, rehydrate: Rehydrate) -> Any:
+def _decode_special(form: Mapping[str, Any], hint: Any, where: str, rehydrate: Rehydrate) -> Any:
     if "cls_path" in form:
         return rehydrate(form, hint)
     if form.keys() == _TENSOR_KEYS:
         return _deserialized(torch.Tensor, form, where)
     tag = next((tag for tag in _TAGS if tag in form), None)
-    if tag == "__dict__":
-        form = form["__dict__"]
-    elif tag is not None:
+    if tag is not None:
+        return _decode_tagged(form, tag, where)
+    plain = form["__dict__"]
+    if not isinstance(plain, Mapping):
+        raise ConfigurationError(f"{where} is a damaged value: '__dict__' is {plain!r}, not an object")
+    return {key: decode(item, item_hint(hint), f"{where}[{key!r}]", rehydrate) for key, item in plain.items()}
+
+
+def _decode_tagged(form: Mapping[str, Any], tag: str, where: str) -> Any:
+    try:
         return _TAGS[tag](form, where)
-    leaf = sole_leaf(hint)
-    if leaf in _registry:
-        return _deserialized(leaf, form, where)
-    return {key: decode(item, hint, f"{where}[{key!r}]", rehydrate) for key, item in form.items()}
+    except AlchemiError:
+        raise
+    except (ValueError, TypeError) as error:
+        raise ConfigurationError(f"{where} is a damaged value: {tag!r} is {form[tag]!r} ({error})") from error
 
 
 def _deserialized(type_: type, form: Any, where: str) -> Any:
@@ -218,22 +225,19 @@ def _deserialized(type_: type, form: Any, where: str) -> Any:
 
 def _class_bound(hint: Any) -> type | None:
     """Return T for an annotation that allows nothing but ``type[T]`` and ``None``."""
-    leaf = sole_leaf(hint)
-    if leaf is type:
+    option = sole(hint)
+    if option is type:
         return object
-    if get_origin(leaf) is not type:
+    if get_origin(option) is not type:
         return None
-    bound = get_args(leaf)[0]
+    bound = get_args(option)[0]
     return bound if is_class(bound) else object
 
 
 def _decode_enum(form: Mapping[str, Any], where: str) -> Any:
     class_ = resolve(form["__enum__"], kind=enum.Enum)
     value = form.get("value")
-    try:
-        return class_(tuple(value) if isinstance(value, list) else value)
-    except ValueError as error:
-        raise ConfigurationError(f"{where}: {error}") from error
+    return class_(tuple(value) if isinstance(value, list) else value)
 
 
 def _decode_registered(form: Mapping[str, Any], where: str) -> Any:
@@ -251,7 +255,6 @@ _TAGS: dict[str, Callable[[Mapping[str, Any], str], Any]] = {
     "__enum__": _decode_enum,
     "__float__": lambda form, where: float(form["__float__"]),
     "__value__": _decode_registered,
-    "__dict__": lambda form, where: form["__dict__"],
 }
 
 

@@ -22,7 +22,7 @@ __all__ = ["dotted_path", "own_path", "resolve", "trust", "trusted_packages"]
 
 _REFERENCE = "nvalchemi"
 _BUILT_IN = (_REFERENCE, "nvalchemi_lightning", "torch.nn", "torch.optim")
-_added: list[str] = []
+_added: dict[str, None] = {}
 
 # Where the names of a package of the reference live here; the longest matching row counts.
 _COUNTERPARTS = {
@@ -53,12 +53,12 @@ def trust(*packages: str) -> None:
     for package in packages:
         if not all(part.isidentifier() for part in package.split(".")):
             raise ConfigurationError(f"{package!r} is not a package; give a dotted name such as 'my_lab.models'")
-    _added.extend(package for package in packages if package not in trusted_packages())
+    _added.update(dict.fromkeys(packages))
 
 
 def trusted_packages() -> tuple[str, ...]:
     """Return the packages that specs may name, the built-in ones first."""
-    return (*_BUILT_IN, *_added)
+    return tuple(dict.fromkeys((*_BUILT_IN, *_added)))
 
 
 def resolve(
@@ -165,6 +165,8 @@ def _locate(parts: Sequence[str], path: str) -> Any:
         module, names = _import_longest(parts)
     except ImportError as error:
         raise ConfigurationError(f"Could not resolve {path!r}: {error}") from error
+    if not names:
+        raise ConfigurationError(f"Could not resolve {path!r}: it is a module; name a class or a function in it")
     found: Any = module
     for name in names:
         if not hasattr(found, name):
@@ -216,10 +218,15 @@ def _require_kind(found: Any, kind: type | tuple[type, ...] | Literal["callable"
     else:
         made = _produced(found) if factory else found
         fits = is_class(made) and issubclass(made, kind)
-        wanted = " or ".join(f"a {k.__name__} class" for k in (kind if isinstance(kind, tuple) else (kind,)))
+        wanted = _described_kind(kind)
     if not fits:
         note = " (a function counts when its return annotation is such a class)" if factory else ""
         raise ConfigurationError(f"Could not resolve {path!r}: {found!r} is not {wanted}{note}")
+
+
+def _described_kind(kind: type | tuple[type, ...]) -> str:
+    names = [k.__name__ for k in (kind if isinstance(kind, tuple) else (kind,)) if k is not object]
+    return "a class" + (f" derived from {' or '.join(names)}" if names else "")
 
 
 def _produced(found: Any) -> Any:
