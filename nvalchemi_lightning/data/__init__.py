@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from nvalchemi_lightning.errors import nearest
 
 if TYPE_CHECKING:
-    from nvalchemi_lightning.data.atomic_data import AtomicData
-    from nvalchemi_lightning.data.batch import Batch
+    from nvalchemi_lightning.data.atomic_data import AtomicData as AtomicData
+    from nvalchemi_lightning.data.batch import Batch as Batch
 
 _HOMES = {
     "AtomicData": "atomic_data",

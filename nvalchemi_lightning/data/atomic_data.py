@@ -33,8 +33,8 @@ class AtomicData(FieldHolder):
         Anything else about the structure; neither batched nor stored.
     **fields : Tensor or None
         Other fields of :data:`nvalchemi_lightning.data.fields.FIELDS`, such as ``energy`` (1, 1) [eV], ``forces``
-        (V, 3) [eV/A], ``stress`` (1, 3, 3) [eV/A^3], ``cell`` (1, 3, 3) [A], ``pbc`` (1, 3) or ``neighbor_list`` (E, 2).
-        None means absent.
+        (V, 3) [eV/A], ``stress`` (1, 3, 3) [eV/A^3], ``cell`` (1, 3, 3) [A], ``pbc`` (1, 3) or ``neighbor_list``
+        (E, 2). None means absent.
 
     Raises
     ------
@@ -174,7 +174,9 @@ class AtomicData(FieldHolder):
         self._clear(name)
 
     def _sizes(self, level: Level) -> list[int]:
-        return [{"node": self.num_nodes, "edge": self.num_edges, "system": 1}[level]]
+        if level == "node":
+            return [self.positions.shape[0]]
+        return [self.num_edges if level == "edge" else 1]
 
     def add_node_property(self, name: str, value: Tensor) -> None:
         """Add a field of your own with one row per atom, shape (V, ...).
@@ -215,7 +217,7 @@ class AtomicData(FieldHolder):
     def _add(self, name: str, value: Tensor, level: Level) -> None:
         if name in FIELDS:
             raise ConfigurationError(f"{name!r} is a field of the table: assign it, data.{name} = ...")
-        check_free_name(type(self), name)
+        checks.check_free_name(type(self), name)
         if self._levels.get(name, level) != level:
             raise ConfigurationError(f"{name!r} is already a field on the level {self._levels[name]!r}")
         checks.check_custom(name, value, self._sizes(level)[0], self.positions)
@@ -271,15 +273,3 @@ class AtomicData(FieldHolder):
         from nvalchemi_lightning.data.ase import to_atoms
 
         return to_atoms(self)
-
-
-def check_free_name(owner: type, name: str) -> None:
-    """Refuse a name for a field that the class uses itself, or that is private.
-
-    Raises
-    ------
-    ConfigurationError
-        If it does.
-    """
-    if name.startswith("_") or hasattr(owner, name) or not name.isidentifier():
-        raise ConfigurationError(f"{name!r} cannot be the name of a field; choose another")

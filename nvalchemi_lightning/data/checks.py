@@ -10,12 +10,20 @@ from torch import Tensor
 
 from nvalchemi_lightning.data.elements import MAX_ATOMIC_NUMBER
 from nvalchemi_lightning.data.fields import FIELDS, Field, Level
-from nvalchemi_lightning.errors import DataError, UnknownNameError, nearest
+from nvalchemi_lightning.errors import ConfigurationError, DataError, UnknownNameError, nearest
 
-__all__ = ["check_cell", "check_custom", "check_field", "check_structure", "unknown_field"]
+__all__ = [
+    "check_cell",
+    "check_custom",
+    "check_field",
+    "check_free_name",
+    "check_row_shape",
+    "check_structure",
+    "unknown_field",
+]
 
-_MIN_SINE = 1e-5
-"""Least sine (or volume of the unit vectors) between periodic lattice vectors; below it they count as dependent."""
+_MIN_INDEPENDENCE = 1e-5
+"""Periodic lattice vectors below it count as dependent; the roundings of float32 are below, real cells far above."""
 
 
 def check_structure(given: Mapping[str, object], keep: Set[str]) -> dict[str, Tensor]:
@@ -78,9 +86,8 @@ def check_field(
     """
     if not isinstance(value, Tensor):
         raise DataError(f"{field.name} must be a torch.Tensor, got {type(value).__name__}; use torch.as_tensor(...)")
-    shape = value.shape
     rows = sizes[field.level]
-    if not shape or not field.fits(shape[1:]) or (rows is not None and shape[0] != rows):
+    if not field.fits(value.shape, rows):
         raise DataError(_wrong_shape(field, value, rows))
     if value.dtype not in field.dtypes:
         raise DataError(f"{field.name} must have a dtype of kind {field.kind}, got {value.dtype}")
@@ -88,31 +95,34 @@ def check_field(
         raise DataError(f"{field.name} is on {value.device} but positions is on {positions.device}; move one of them")
     if value.dtype != positions.dtype and not keep_dtype and value.is_floating_point():
         cast = value.to(positions.dtype)
-        _check_numbers(field, cast, positions.shape[0], f" after the cast from {value.dtype} to {cast.dtype}")
+        _check_numbers(field, cast, value, positions.shape[0])
         return cast
-    _check_numbers(field, value, positions.shape[0], "")
+    _check_numbers(field, value, value, positions.shape[0])
     return value
 
 
-def _check_numbers(field: Field, value: Tensor, num_nodes: int, after: str) -> None:
+def _check_numbers(field: Field, value: Tensor, given: Tensor, num_nodes: int) -> None:
     if value.is_floating_point():
         # A finite sum proves finite terms and is much cheaper than looking at each.
-        if not math.isfinite(value.sum().item()):
-            _check_finite(field, value.detach(), after)
+        total = value if value.numel() == 1 else value.sum()
+        if not math.isfinite(total.item()):
+            _check_finite(field, value.detach(), given.detach())
     elif field.name == "atomic_numbers":
         _check_range(field, value, 1, MAX_ATOMIC_NUMBER, "an element")
     elif field.name == "neighbor_list" and value.shape[0]:
         _check_range(field, value, 0, num_nodes - 1, "an atom of this structure")
 
 
-def _check_finite(field: Field, value: Tensor, after: str) -> None:
+def _check_finite(field: Field, value: Tensor, given: Tensor) -> None:
     may_be_nan = field.missing == "nan"
     bad = value.isinf() if may_be_nan else ~value.isfinite()
     if not bad.any():
         return
-    row = int(bad.flatten(1).any(1).nonzero()[0]) if value.ndim > 1 else int(bad.nonzero()[0])
-    legal = " (NaN would mean a missing value)" if may_be_nan else ""
-    raise DataError(f"{field.name} holds {value[row].tolist()} at row {row}{after}; it must be finite{legal}")
+    row = int(bad.nonzero()[0][0])
+    holds = f"{field.name} holds {given[row].tolist()} at row {row}"
+    if given[bad].isfinite().all():
+        raise DataError(f"{holds}, too large for {value.dtype}; give float64 positions or correct the unit")
+    raise DataError(f"{holds}; it must be finite" + (" (NaN would mean a missing value)" if may_be_nan else ""))
 
 
 def _check_range(field: Field, value: Tensor, low: int, high: int, what: str) -> None:
@@ -152,6 +162,40 @@ def check_custom(name: str, value: object, rows: int, like: Tensor) -> None:
         raise DataError(f"{name} is on {value.device} but positions is on {like.device}; move one of them")
 
 
+def check_row_shape(name: str, value: object, level: Level, rows: int | None) -> None:
+    """Check that a value can be a field of a batch: a tensor with ``rows`` rows of the right shape.
+
+    Raises
+    ------
+    DataError
+        If it is not, or the level has no rows yet (None).
+    """
+    if not isinstance(value, Tensor):
+        raise DataError(f"{name} must be a torch.Tensor, got {type(value).__name__}; use torch.as_tensor(...)")
+    field = FIELDS.get(name)
+    if rows is None:
+        raise DataError(f"assign neighbor_list before {name!r}: there are no edges yet")
+    if value.shape[:1] != (rows,) if field is None else not field.fits(value.shape, rows):
+        row = "..." if field is None else ", ".join(str(size) for size in field.row)
+        hint = "; values per atom are added with add_key(...)" if field is None and level == "system" else ""
+        raise DataError(
+            f"length mismatch: {name!r} must have shape ({rows}, {row}) on the {level} level, "
+            f"got {tuple(value.shape)}{hint}"
+        )
+
+
+def check_free_name(owner: type, name: str) -> None:
+    """Refuse a name for a field that the class uses itself, or that is private.
+
+    Raises
+    ------
+    ConfigurationError
+        If it does.
+    """
+    if name.startswith("_") or hasattr(owner, name) or not name.isidentifier():
+        raise ConfigurationError(f"{name!r} cannot be the name of a field; choose another")
+
+
 def check_cell(cell: Tensor | None, pbc: Tensor | None) -> None:
     """Check that the lattice vectors of the periodic directions exist and are independent.
 
@@ -170,21 +214,21 @@ def check_cell(cell: Tensor | None, pbc: Tensor | None) -> None:
     if cell is None:
         raise DataError(f"pbc is {periodic} but there is no cell; give cell, shape (1, 3, 3), or leave pbc out")
     vectors = [vector for vector, along in zip(cell.tolist()[0], periodic, strict=True) if along]
-    lengths = [math.hypot(*vector) for vector in vectors]
-    if min(lengths) == 0.0 or _sine(vectors, lengths) < _MIN_SINE:
+    if _independence(vectors) < _MIN_INDEPENDENCE:
         raise DataError(
             f"the lattice vectors of the periodic directions are zero or linearly dependent: "
             f"cell = {cell.tolist()[0]}, pbc = {periodic}"
         )
 
 
-def _sine(vectors: list[list[float]], lengths: list[float]) -> float:
-    """Return the volume, area or length that the unit vectors span."""
-    units = [[x / length for x in vector] for vector, length in zip(vectors, lengths, strict=True)]
-    if len(units) == 1:
-        return 1.0
-    (ax, ay, az), (bx, by, bz) = units[:2]
+def _independence(vectors: list[list[float]]) -> float:
+    """Return the length, area or volume that vectors span as a fraction of what perpendicular ones would span."""
+    product = math.prod(math.hypot(*vector) for vector in vectors)
+    if product == 0.0 or len(vectors) == 1:
+        return float(product != 0.0)
+    (ax, ay, az), (bx, by, bz) = vectors[:2]
     normal = (ay * bz - az * by, az * bx - ax * bz, ax * by - ay * bx)
-    if len(units) == 2:
-        return math.hypot(*normal)
-    return abs(sum(n * x for n, x in zip(normal, units[2], strict=True)))
+    if len(vectors) == 2:
+        return math.hypot(*normal) / product
+    cx, cy, cz = vectors[2]
+    return abs(normal[0] * cx + normal[1] * cy + normal[2] * cz) / product

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from nvalchemi_lightning.data.elements import standard_masses
-from nvalchemi_lightning.data.fields import FIELDS, Level
+from nvalchemi_lightning.data.fields import CORE_FIELDS, FIELDS, Level
+from nvalchemi_lightning.data.layout import Parts
 from nvalchemi_lightning.data.segments import Segments
 from nvalchemi_lightning.data.select import move_matrix
 from nvalchemi_lightning.errors import DataError
 
-__all__ = ["Joined", "Piece", "fill_rows", "join"]
+__all__ = ["Piece", "fill_rows", "join", "wrap_levels"]
 
 
 class Piece(Protocol):
@@ -33,14 +34,7 @@ class Piece(Protocol):
     def _sizes(self, level: Level) -> list[int]: ...
 
 
-class Joined(NamedTuple):
-    """The parts of a batch."""
-
-    fields: dict[str, Tensor]
-    levels: dict[str, Level]
-
-
-def join(pieces: Sequence[Piece], exclude: Collection[str] = ()) -> Joined:
+def join(pieces: Sequence[Piece], exclude: Collection[str] = ()) -> Parts:
     """Concatenate the fields of all pieces.
 
     Parameters
@@ -52,18 +46,54 @@ def join(pieces: Sequence[Piece], exclude: Collection[str] = ()) -> Joined:
 
     Returns
     -------
-    Joined
-        Every field that some piece has, and its level. Atom indices (``neighbor_list``, ``neighbor_matrix``) count
-        through the joined atoms.
+    Parts
+        With every field that some piece has. Atom indices (``neighbor_list``, ``neighbor_matrix``) count through the
+        joined atoms.
 
     Raises
     ------
     DataError
-        If a piece lacks a field that has no missing value, or fields do not fit together.
+        If there are no pieces, a piece lacks a field that has no missing value, or fields do not fit together.
     """
+    if not pieces:
+        raise DataError("cannot make a batch of no structures: the list is empty")
+    for name in CORE_FIELDS:
+        if name in exclude:
+            raise DataError(f"a batch cannot be without {name!r}: take it out of exclude_keys")
     levels = {name: level for name, level in _union(pieces).items() if name not in exclude}
     fields = {name: _concatenate(name, level, pieces) for name, level in levels.items()}
-    return Joined(fields, levels)
+    device = fields["positions"].device
+    nodes = Segments.from_sizes([size for piece in pieces for size in piece._sizes("node")], device)
+    edges = None
+    if "edge" in levels.values():
+        edges = Segments.from_sizes([size for piece in pieces for size in piece._sizes("edge")], device)
+    return Parts.checked(fields, levels, nodes, edges)
+
+
+def wrap_levels(
+    given: Mapping[Level, Mapping[str, Tensor]],
+    num_nodes_per_graph: Tensor | Sequence[int],
+    num_edges_per_graph: Tensor | Sequence[int] | None,
+) -> Parts:
+    """Combine tensors that are concatenated already; see ``Batch.from_levels``.
+
+    Raises
+    ------
+    DataError
+        If a field has the wrong number of rows, a name appears on two levels, or a core field is absent.
+    """
+    for name in CORE_FIELDS:
+        if name not in given["node"]:
+            raise DataError(f"a batch cannot be without {name!r}: it is not among the node fields")
+    fields = {name: value for values in given.values() for name, value in values.items()}
+    levels = {name: level for level, values in given.items() for name in values}
+    if len(fields) < sum(map(len, given.values())):
+        twice = sorted(name for name in fields if sum(name in values for values in given.values()) > 1)
+        raise DataError(f"fields on more than one level: {twice}")
+    device = fields["positions"].device
+    nodes = Segments.from_counts(num_nodes_per_graph, device)
+    edges = None if num_edges_per_graph is None else Segments.from_counts(num_edges_per_graph, device)
+    return Parts.checked(fields, levels, nodes, edges)
 
 
 def _union(pieces: Sequence[Piece]) -> Mapping[str, Level]:
@@ -147,7 +177,8 @@ def _misfit(name: str, values: Sequence[Tensor]) -> str:
         if value.device != first.device:
             return f"{name!r} of sample {index} is on {value.device}, but that of sample 0 on {first.device}"
         if value.shape[1:] != first.shape[1:]:
-            return f"{name!r} of sample {index} has rows of shape {tuple(value.shape[1:])}, but {tuple(first.shape[1:])} in sample 0"
+            rows = f"rows of shape {tuple(value.shape[1:])}, but {tuple(first.shape[1:])} in sample 0"
+            return f"{name!r} of sample {index} has {rows}"
     return f"{name!r} cannot be concatenated"
 
 

@@ -71,22 +71,18 @@ class Field:
         return _DTYPES[self.kind]
 
     @cached_property
-    def fixed(self) -> bool:
-        """Whether every size of a row is known."""
-        return all(isinstance(size, int) for size in self.row)
-
-    @cached_property
     def shape(self) -> str:
         """Shape in one structure with letters, such as ``"(V, 3)"``."""
         sizes = ", ".join(str(size) for size in (_LEADING[self.level], *self.row))
         return f"({sizes})" if self.row else f"({sizes},)"
 
-    def fits(self, row: tuple[int, ...]) -> bool:
-        """Say whether the shape of one row, ``tensor.shape[1:]``, is right."""
-        if self.fixed:
-            return row == self.row
-        return len(row) == len(self.row) and all(
-            want == size for want, size in zip(self.row, row, strict=True) if isinstance(want, int)
+    def fits(self, shape: tuple[int, ...], rows: int | None) -> bool:
+        """Say whether a tensor of this shape can hold the field; None leaves the number of rows free."""
+        # The plain comparison settles most fields and costs a fraction of the other.
+        wanted = (rows, *self.row)
+        return shape == wanted or (
+            len(shape) == len(wanted)
+            and all(size == want for size, want in zip(shape, wanted, strict=True) if isinstance(want, int))
         )
 
 

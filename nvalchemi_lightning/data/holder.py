@@ -20,10 +20,10 @@ __all__ = ["FieldHolder"]
 class _AbsentMessage:
     """Message of a failed attribute lookup, written only when read: ``getattr(batch, name, None)`` stays cheap."""
 
-    def __init__(self, holder: FieldHolder, name: str) -> None:
-        self._kind = type(holder).__name__
-        self._present = tuple(holder.field_levels)
+    def __init__(self, kind: str, name: str, present: Mapping[str, Level]) -> None:
+        self._kind = kind
         self._name = name
+        self._present = present
 
     def __str__(self) -> str:
         hint = nearest(self._name, self._present)
@@ -67,9 +67,12 @@ class FieldHolder(ABC):
             return self._default(name)
         raise self._absent(name)
 
+    def _absent_message(self, name: str) -> _AbsentMessage:
+        return _AbsentMessage(type(self).__name__, name, self._levels)
+
     def _absent(self, name: str) -> AttributeError:
         # Copying and unpickling look up special names before there are any fields.
-        message: object = name if name.startswith("_") else _AbsentMessage(self, name)
+        message: object = name if name.startswith("_") else self._absent_message(name)
         return AttributeError(message, name=name, obj=self)
 
     def _readable_default(self, name: str) -> Tensor:
@@ -108,7 +111,7 @@ class FieldHolder(ABC):
 
     def _field(self, name: str) -> Tensor:
         if name not in self._levels:
-            raise LabelNotFoundError(str(_AbsentMessage(self, name)))
+            raise LabelNotFoundError(str(self._absent_message(name)))
         tensor: Tensor = self.__dict__[name]
         return tensor
 
@@ -199,7 +202,7 @@ class FieldHolder(ABC):
         names = tuple(names)
         for name in names:
             if name not in self._levels:
-                raise UnknownNameError(f"cannot drop {name!r}: {_AbsentMessage(self, name)}")
+                raise UnknownNameError(f"cannot drop {name!r}: {self._absent_message(name)}")
         return names
 
     def contiguous(self) -> Self:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -35,7 +36,9 @@ class Segments:
     @classmethod
     def from_sizes(cls, sizes: list[int], device: torch.device | str = "cpu") -> Segments:
         """Build from Python integers."""
-        return cls(torch.tensor(sizes, dtype=torch.int64, device=device), sum(sizes), sizes)
+        # Four times faster than torch.tensor(sizes).
+        counts = torch.from_numpy(np.array(sizes, dtype=np.int64))
+        return cls(counts.to(device), sum(sizes), sizes)
 
     @classmethod
     def from_counts(cls, counts: Tensor | Sequence[int], device: torch.device | str) -> Segments:
@@ -62,15 +65,17 @@ class Segments:
     def ptr(self) -> Tensor:
         """First row of each graph and the total, int64, shape (B + 1,)."""
         if self._ptr is None:
-            self._ptr = torch.nn.functional.pad(self.counts.cumsum(0), (1, 0))
+            # A tensor made in inference mode could not be used in training later.
+            with torch.inference_mode(False):
+                self._ptr = torch.nn.functional.pad(self.counts.cumsum(0), (1, 0))
         return self._ptr
 
     @property
     def index(self) -> Tensor:
         """Graph of each row, int64, shape (total,)."""
         if self._index is None:
-            graphs = torch.arange(len(self), device=self.counts.device)
-            self._index = self.spread(graphs)
+            with torch.inference_mode(False):
+                self._index = self.spread(torch.arange(len(self), device=self.counts.device))
         return self._index
 
     def spread(self, per_graph: Tensor) -> Tensor:
