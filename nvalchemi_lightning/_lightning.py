@@ -47,11 +47,14 @@ class TrainerLimits:
         Executed optimizer steps of this Trainer, None without a limit.
     every_n_epochs, every_n_steps : int or None
         The Trainer's validation cadence.
+    val_batches : float or int
+        Its ``limit_val_batches``.
     """
 
     max_steps: int | None
     every_n_epochs: int | None
     every_n_steps: int | None
+    val_batches: float | int
 
 
 def take_over_limits(trainer: Trainer) -> TrainerLimits:
@@ -67,7 +70,8 @@ def take_over_limits(trainer: Trainer) -> TrainerLimits:
     epoch_loop.max_steps = -1
     trainer.check_val_every_n_epoch = None
     trainer.val_check_interval = _NEVER
-    return TrainerLimits(max_steps, every_n_epochs if every_n_steps is None else None, every_n_steps)
+    every_n_epochs = every_n_epochs if every_n_steps is None else None
+    return TrainerLimits(max_steps, every_n_epochs, every_n_steps, trainer.limit_val_batches)
 
 
 def allow_gradients_in_evaluation(trainer: Trainer) -> None:
@@ -93,9 +97,12 @@ def shard_evaluation_ourselves(trainer: Trainer) -> None:
     trainer._accelerator_connector.use_distributed_sampler = False
 
 
-def attach_first(trainer: Trainer, callback: Any) -> None:
-    """Put a callback in front of every other, once: it must be told of an exception before any other fails."""
-    others = [each for each in trainer.callbacks if type(each) is not type(callback)]  # type: ignore[attr-defined]
+def attach_first(trainer: Trainer, callback: Any, *, replacing: tuple[type, ...]) -> None:
+    """Put a callback in front of every other: it must be told of an exception before any other fails.
+
+    ``trainer.callbacks`` has no public way to insert. Callbacks of an earlier fit, of the types ``replacing``, go.
+    """
+    others = [each for each in trainer.callbacks if not isinstance(each, replacing)]  # type: ignore[attr-defined]
     trainer.callbacks = [callback, *others]  # type: ignore[attr-defined]
 
 

@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 
 __all__ = ["AlchemiModule"]
 
+# Of a validation summary, the progress bar shows these.
+_ON_BAR = ("total_loss", "energy_mae", "forces_mae")
+
 
 class AlchemiModule(LightningModule):
     """A recipe as a LightningModule: ``Trainer(strategy="nvalchemi", ...).fit(AlchemiModule(...), train, val)``.
@@ -96,6 +99,8 @@ class AlchemiModule(LightningModule):
             self._validation = ValidationConfig(
                 validation_data=(), every_n_epochs=limits.every_n_epochs, every_n_steps=limits.every_n_steps
             )
+        # Without validation data Lightning would complain about an empty loader.
+        trainer.limit_val_batches = 0 if self._validation is None else limits.val_batches
         self.recipe.check_metric_schedulers(validates=self._validation is not None)
 
     def configure_callbacks(self) -> list[Callback]:
@@ -124,8 +129,7 @@ class AlchemiModule(LightningModule):
 
     def val_dataloader(self) -> Any:
         """Return the configured validation data."""
-        config = self.recipe.validation_config
-        return [] if config is None else EvaluationLoader.wrap(config.validation_data)
+        return EvaluationLoader.wrap(self.recipe.validation_config.validation_data)  # type: ignore[union-attr]
 
     def feed(self, loader: Any) -> Any:
         """Return what the Trainer iterates: epochs that follow the counters, or a rank's share of evaluation data."""
@@ -285,7 +289,7 @@ class AlchemiModule(LightningModule):
         if not self.trainer.sanity_checking:
             self.recipe.last_validation = summary
             self._progress.validated_at = self.recipe.step_count
-            self._log(summary_scalars(summary), on_bar=True)
+            self._log_summary(summary)
 
     def step_metric_schedulers(self) -> None:
         """Hand the new summary to the schedulers that listen to validation."""
@@ -312,9 +316,16 @@ class AlchemiModule(LightningModule):
         self.log("loss", scalars["loss/total"], prog_bar=True, logger=False, batch_size=1)
         self._to_loggers(scalars)
 
-    def _log(self, scalars: Mapping[str, float], *, on_bar: bool) -> None:
-        self.log_dict(dict(scalars), prog_bar=on_bar, logger=False, batch_size=1)
-        self._to_loggers(scalars)
+    def _log_summary(self, summary: Mapping[str, Any]) -> None:
+        scalars, fitting = summary_scalars(summary), self.trainer.state.fn == "fit"
+        shown = {key: value for key, value in scalars.items() if key.rpartition("/")[2] in _ON_BAR}
+        hidden = {key: value for key, value in scalars.items() if key not in shown}
+        # The numbers are reduced already and every rank logs them: these flags keep Lightning from reducing again.
+        options: dict[str, Any] = {"sync_dist": True, "rank_zero_only": True, "batch_size": 1}
+        self.log_dict(shown, prog_bar=True, logger=False if fitting else None, **options)
+        self.log_dict(hidden, logger=False if fitting else None, **options)
+        if fitting:
+            self._to_loggers(scalars)
 
     def _to_loggers(self, scalars: Mapping[str, float]) -> None:
         # Lightning would log against the number of batches; loggers get the number of executed steps.

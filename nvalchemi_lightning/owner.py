@@ -16,6 +16,8 @@ from torch.optim import Optimizer
 
 from nvalchemi_lightning import _lightning
 from nvalchemi_lightning.callbacks.driver import RunDriver
+from nvalchemi_lightning.callbacks.metric_schedulers import MetricSchedulers
+from nvalchemi_lightning.callbacks.stage import StageCallback
 from nvalchemi_lightning.errors import ConfigurationError
 from nvalchemi_lightning.second_owners import refuse_second_owners
 from nvalchemi_lightning.update import UpdateOwner
@@ -74,7 +76,7 @@ class SingleOwnerMixin(Strategy):
             optimizer_step=lambda optimizer: self.optimizer_step(optimizer, _no_closure),
         )
         model.connect_owner(self)
-        _lightning.attach_first(trainer, RunDriver())
+        _lightning.attach_first(trainer, RunDriver(), replacing=(RunDriver, StageCallback, MetricSchedulers))
 
     def backward(self, closure_loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any) -> Tensor:
         """Run the backward pass that the owner has just asked for."""
@@ -156,18 +158,11 @@ class SingleOwnerDDP(SingleOwnerMixin, DDPStrategy):
         """Return ``counts -> sum over ranks / world_size``; DDP averages gradients, hence the division."""
         if self.world_size == 1:
             return None
-
-        def reduce(counts: Tensor) -> Tensor:
-            total: Tensor = self.reduce(counts, reduce_op="sum")
-            return total.clamp(min=1) / self.world_size
-
-        return reduce
+        return lambda counts: _all_reduce(counts).clamp(min=1) / self.world_size
 
     def sum_over_ranks(self) -> Callable[[Tensor], Tensor] | None:
         """Return the all-reduce that sums a tensor over all ranks."""
-        if self.world_size == 1:
-            return None
-        return lambda tensor: self.reduce(tensor.clone(), reduce_op="sum")
+        return None if self.world_size == 1 else _all_reduce
 
     def on_exception(self, exception: BaseException) -> None:
         """Name this package's option where DDP complains about parameters without a gradient."""
@@ -176,6 +171,13 @@ class SingleOwnerDDP(SingleOwnerMixin, DDPStrategy):
                 "Some trainable parameters did not take part in the loss. If that is intended (a force-only loss leaves "
                 "the last energy bias unused), write strategy=SingleOwnerDDP(find_unused_parameters=True)."
             )
+
+
+def _all_reduce(values: Tensor) -> Tensor:
+    """Sum over all ranks; Lightning's own ``reduce`` would add a barrier to every call."""
+    total = values.clone()
+    torch.distributed.all_reduce(total)
+    return total
 
 
 def _no_closure() -> None:
