@@ -205,7 +205,7 @@ def unwrap_model(model: nn.Module) -> nn.Module:
         if isinstance(model, DistributedDataParallel | DataParallel):
             model = model.module
         elif _is_compiled(model):
-            model = model._orig_mod  # type: ignore[assignment]
+            model = model.get_submodule("_orig_mod")
         else:
             return model
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 
 from nvalchemi_lightning.errors import ConfigurationError, ConfigurationTypeError
-from nvalchemi_lightning.specs.hints import NO_HINT, check_names, allowed_classes, coerce, leaves, signature_of
+from nvalchemi_lightning.specs.hints import NO_HINT, allowed_classes, check_names, coerce, leaves, signature_of
 from nvalchemi_lightning.specs.serializers import decode, encode
 from nvalchemi_lightning.specs.trust import dotted_path, resolve
 

@@ -17,8 +17,8 @@ from nvalchemi_lightning.errors import ConfigurationError, ConfigurationTypeErro
 
 __all__ = [
     "NO_HINT",
-    "check_names",
     "allowed_classes",
+    "check_names",
     "coerce",
     "is_class",
     "item_hint",

@@ -156,7 +156,7 @@ def _require_trusted(name: str, path: str) -> None:
     if not _is_trusted(name):
         raise UntrustedPathError(
             f"{path!r} lies outside the trusted packages ({', '.join(trusted_packages())}); if you know this "
-            f'code and want files to name it, call nvalchemi_lightning.trust("{name.split(".")[0]}") first'
+            f'code and want files to name it, call nvalchemi_lightning.trust("{name.partition(".")[0]}") first'
         )
 
 
@@ -205,7 +205,7 @@ def _require_home(found: Any, path: str) -> None:
                 f"trusted packages ({', '.join(trusted_packages())})"
             )
     # The reference has class methods that unpickle a file, so unasked only its classes are called.
-    if str(homes[0]).split(".")[0] == _REFERENCE and not is_class(found) and _REFERENCE not in _added:
+    if str(homes[0]).partition(".")[0] == _REFERENCE and not is_class(found) and _REFERENCE not in _added:
         raise UntrustedPathError(
             f"{path!r} is not a class; unless you call nvalchemi_lightning.trust({_REFERENCE!r}), specs may "
             f"name only the classes of {_REFERENCE}"

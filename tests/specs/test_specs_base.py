@@ -120,8 +120,8 @@ class Angle:
     __hash__ = None
 
 
-def takes_angle(angle: Angle | None = None, angles: list[Angle] | None = None, any=None) -> Holder:
-    return Holder(value=(angle, angles, any))
+def takes_angle(angle: Angle | None = None, angles: list[Angle] | None = None, free=None) -> Holder:
+    return Holder(value=(angle, angles, free))
 
 
 def positional(x, /, y) -> Holder:
@@ -324,10 +324,10 @@ def test_names_imported_for_type_checkers_only_do_not_prevent_a_spec() -> None:
 
 @pytest.mark.usefixtures("angle_serializer")
 def test_registered_types_come_back_annotated_or_not() -> None:
-    spec = create_model_spec(takes_angle, angle=Angle(1.0), angles=[Angle(2.0)], any={"x": Angle(3.0)})
+    spec = create_model_spec(takes_angle, angle=Angle(1.0), angles=[Angle(2.0)], free={"x": Angle(3.0)})
     form = spec.model_dump()
     assert (form["angle"], form["angles"]) == ([1.0], [[2.0]])
-    assert form["any"] == {"x": {"__value__": [3.0], "type": f"{__name__}.Angle"}}
+    assert form["free"] == {"x": {"__value__": [3.0], "type": f"{__name__}.Angle"}}
     assert through_json(spec).build().value == (Angle(1.0), [Angle(2.0)], {"x": Angle(3.0)})
 
 

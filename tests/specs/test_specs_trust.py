@@ -72,7 +72,7 @@ def test_trusted_packages_lists_the_built_in_ones_then_those_added() -> None:
 
 @pytest.mark.parametrize("name", ["", "my lab", "a..b", "import os;", ".models"])
 def test_a_package_that_is_no_dotted_name_is_refused_and_nothing_added(name: str) -> None:
-    with pytest.raises(ConfigurationError, match="is not a package; give a dotted name such as 'my_lab.models'"):
+    with pytest.raises(ConfigurationError, match=r"is not a package; give a dotted name such as 'my_lab\.models'"):
         trust("fine", name)
     assert trusted_packages() == BUILT_IN
 
@@ -132,7 +132,7 @@ def test_attribute_walks_out_of_the_list_are_refused(path: str, match: str) -> N
 
 def test_names_that_a_trusted_package_only_imports_are_refused(package: str) -> None:
     trust(package)
-    with pytest.raises(UntrustedPathError, match="leads through the imported module 'posix|'os'"):
+    with pytest.raises(UntrustedPathError, match="leads through the imported module 'os'"):
         resolve(f"{package}.os.system")
     with pytest.raises(UntrustedPathError, match=r"defined in subprocess"):
         resolve(f"{package}.Popen")
@@ -159,7 +159,7 @@ def test_missing_names_and_modules_say_so(package: str) -> None:
     with pytest.raises(ConfigurationError, match=r"torch\.optim has no 'AdamWW'; did you mean 'AdamW'"):
         resolve("torch.optim.AdamWW")
     with pytest.raises(
-        ConfigurationError, match="Could not resolve 'not_there.X': No module named 'not_there'"
+        ConfigurationError, match=r"Could not resolve 'not_there\.X': No module named 'not_there'"
     ) as caught:
         resolve("not_there.X")
     assert isinstance(caught.value.__cause__, ImportError)
@@ -168,9 +168,9 @@ def test_missing_names_and_modules_say_so(package: str) -> None:
 
 
 def test_the_kind_is_required() -> None:
-    with pytest.raises(ConfigurationError, match="StepLR'> is not a class derived from Optimizer or Module"):
+    with pytest.raises(ConfigurationError, match=r"StepLR'> is not a class derived from Optimizer or Module"):
         resolve("torch.optim.lr_scheduler.StepLR", kind=(torch.optim.Optimizer, nn.Module))
-    with pytest.raises(ConfigurationError, match="is not a class$"):
+    with pytest.raises(ConfigurationError, match=r"is not a class$"):
         resolve("nvalchemi_lightning.specs.trust.resolve", kind=object)
     with pytest.raises(UntrustedPathError, match="defined in no Python module"):
         resolve("nvalchemi_lightning.specs.__all__".replace("__all__", "trust._BUILT_IN"))
@@ -186,7 +186,7 @@ def test_factories_count_by_what_they_say_they_return(package: str) -> None:
     trust(package)
     for name in ("make", "Net.small", "Net"):
         assert resolve(f"{package}.{name}", kind=nn.Module, factory=True)
-    with pytest.raises(ConfigurationError, match="is not a class derived from Module$"):
+    with pytest.raises(ConfigurationError, match=r"is not a class derived from Module$"):
         resolve(f"{package}.make", kind=nn.Module)
     for name in ("Net.other", "count", "bare", "net.net", "Pair", "pair"):
         with pytest.raises(ConfigurationError, match=r"derived from Module \(a function counts when its return"):
