@@ -195,6 +195,7 @@ class AlchemiModule(LightningModule):
         if progress.finished():
             return -1
         if not progress.started:
+            self.recipe.check_batch(batch)
             progress.started = True
             self.fire_outer(TrainingStage.BEFORE_TRAINING, batch)
         if self.recipe.counters.epoch_step_count == 0:

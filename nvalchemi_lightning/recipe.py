@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from nvalchemi_lightning.context import TrainContext
 from nvalchemi_lightning.counters import Counters
-from nvalchemi_lightning.errors import ConfigurationError, ConfigurationTypeError
+from nvalchemi_lightning.errors import ConfigurationError, ConfigurationTypeError, DataError
 from nvalchemi_lightning.hooks.lifecycle import HookLifecycle
 from nvalchemi_lightning.hooks.registry import HookRegistry
 from nvalchemi_lightning.losses import (
@@ -389,6 +389,21 @@ class TrainingRecipe(StrictModel):
         self._filters["forced"] = None if names is None else frozenset(names)
 
     # What the loop asks of the recipe -----------------------------------------------------------------------------
+
+    def check_batch(self, batch: Any) -> None:
+        """Refuse a first batch that cannot be trained on, before a model is called.
+
+        Raises
+        ------
+        DataError
+            If a position is not finite.
+        MissingTargetError
+            If the batch lacks a target of the loss; not checked for an assembler of the user's own.
+        """
+        if not bool(batch.positions.isfinite().all()):
+            raise DataError("the first batch has positions that are not finite; look at its structures before training")
+        if self.loss_target_assembler is assemble_loss_targets:
+            assemble_loss_targets(self.loss_fn, {}, batch, workflow=self, target_keys=self._target_keys)
 
     @property
     def parameter_filters(self) -> Mapping[str, frozenset[str] | None]:
