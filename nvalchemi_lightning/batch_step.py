@@ -8,11 +8,13 @@ from typing import Any
 from torch import Tensor
 
 from nvalchemi_lightning.context import TrainContext
+from nvalchemi_lightning.errors import ConfigurationTypeError, DataError
+from nvalchemi_lightning.losses import assemble_loss_targets, compute_supervised_loss
 from nvalchemi_lightning.recipe import TrainingRecipe
 from nvalchemi_lightning.stages import TrainingStage as Stage
 from nvalchemi_lightning.update import UpdateOwner
 
-__all__ = ["BatchStep"]
+__all__ = ["BatchStep", "check_first_batch", "forward"]
 
 
 class BatchStep:
@@ -75,12 +77,26 @@ class BatchStep:
 
     def _forward(self, ctx: TrainContext, batch: Any) -> None:
         self._fire(Stage.BEFORE_FORWARD, ctx)
-        ctx.predictions = self._recipe.forward(batch)
+        ctx.predictions = forward(self._recipe, batch)
         self._fire(Stage.AFTER_FORWARD, ctx)
         self._fire(Stage.BEFORE_LOSS, ctx)
-        ctx.losses = self._recipe.losses(ctx.predictions, batch, self._count_reducer)
+        ctx.losses = self._losses(ctx.predictions, batch)
         ctx.loss = ctx.losses["total_loss"]
         self._fire(Stage.AFTER_LOSS, ctx)
+
+    def _losses(self, predictions: Mapping[str, Tensor], batch: Any) -> Any:
+        recipe = self._recipe
+        return compute_supervised_loss(
+            recipe.loss_fn,
+            predictions,
+            batch,
+            step=recipe.counters.step_count,
+            epoch=recipe.counters.epoch_count,
+            workflow=recipe,
+            target_assembler=recipe.loss_target_assembler,
+            target_keys=recipe.target_keys,
+            count_reducer=self._count_reducer,
+        )
 
     def _backward(self, ctx: TrainContext) -> None:
         self._fire(Stage.BEFORE_BACKWARD, ctx)
@@ -97,6 +113,38 @@ class BatchStep:
         ctx.global_step_count = counters.global_step_count
         ctx.batch_count = counters.batch_count
         ctx.epoch_step_count = counters.epoch_step_count
+
+
+def forward(recipe: TrainingRecipe, batch: Any) -> Mapping[str, Tensor]:
+    """Return the predictions of the live models for a batch.
+
+    Raises
+    ------
+    ConfigurationTypeError
+        If ``training_fn`` returns no mapping.
+    """
+    predictions = recipe.training_fn(recipe.models["main"] if recipe.single_model_input else recipe.models, batch)
+    if not isinstance(predictions, Mapping):
+        raise ConfigurationTypeError(
+            f"training_fn must return a mapping of predictions; got {type(predictions).__name__}"
+        )
+    return predictions
+
+
+def check_first_batch(recipe: TrainingRecipe, batch: Any) -> None:
+    """Refuse a first batch that cannot be trained on, before a model is called.
+
+    Raises
+    ------
+    DataError
+        If a position is not finite.
+    MissingTargetError
+        If the batch lacks a target of the loss; not checked for an assembler of the user's own.
+    """
+    if not bool(batch.positions.isfinite().all()):
+        raise DataError("the first batch has positions that are not finite; look at its structures before training")
+    if recipe.loss_target_assembler is assemble_loss_targets:
+        assemble_loss_targets(recipe.loss_fn, {}, batch, workflow=recipe, target_keys=recipe.target_keys)
 
 
 def _detached(values: Any) -> dict[str, Any]:

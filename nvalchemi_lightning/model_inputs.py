@@ -10,8 +10,9 @@ from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from nvalchemi_lightning.errors import ConfigurationError, UnknownNameError, nearest
+from nvalchemi_lightning.optim import uses_validation_metric
 
-__all__ = ["check_models", "normalize_models", "normalize_optimizer_configs"]
+__all__ = ["check_metric_schedulers", "check_models", "normalize_models", "normalize_optimizer_configs"]
 
 
 def normalize_models(models: Any) -> tuple[dict[str, Any], bool]:
@@ -53,7 +54,9 @@ def normalize_optimizer_configs(configs: Any, *, single_model: bool) -> dict[str
     empty = [key for key, value in keyed.items() if not value]
     if not keyed or empty:
         where = f" for {empty[0]!r}" if empty else ""
-        raise ConfigurationError(f"optimizer_configs is empty{where}; give at least one OptimizerConfig or leave it out")
+        raise ConfigurationError(
+            f"optimizer_configs is empty{where}; give at least one OptimizerConfig or leave it out"
+        )
     return keyed
 
 
@@ -95,3 +98,27 @@ def check_models(
         raise ConfigurationError(
             f"Named-model training across distinct devices is unsupported; got {[str(device) for device in devices]}"
         )
+
+
+def check_metric_schedulers(optimizer_configs: Mapping[str, Any], *, validates: bool) -> None:
+    """Refuse a scheduler that validation steps when nothing is validated.
+
+    Parameters
+    ----------
+    optimizer_configs : mapping of str to list of OptimizerConfig
+        Per model.
+    validates : bool
+        Whether the run validates.
+
+    Raises
+    ------
+    ConfigurationError
+        If it does not, and a scheduler needs it.
+    """
+    for key, configs in optimizer_configs.items():
+        for config in configs:
+            if uses_validation_metric(config.scheduler_cls) and not validates:
+                raise ConfigurationError(
+                    f"optimizer_configs[{key!r}] has the scheduler {config.scheduler_cls.__name__}, which is stepped by "
+                    "validation, but there is no validation_config"
+                )

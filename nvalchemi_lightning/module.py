@@ -11,16 +11,16 @@ from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
 from nvalchemi_lightning import _lightning
-from nvalchemi_lightning.batch_step import BatchStep
+from nvalchemi_lightning.batch_step import BatchStep, check_first_batch
 from nvalchemi_lightning.callbacks.metric_schedulers import MetricSchedulers
 from nvalchemi_lightning.callbacks.stage import stage_callbacks
 from nvalchemi_lightning.context import TrainContext
 from nvalchemi_lightning.errors import ConfigurationError
 from nvalchemi_lightning.feeding import OneLoader
+from nvalchemi_lightning.model_inputs import check_metric_schedulers
 from nvalchemi_lightning.optim import step_metric_schedulers
 from nvalchemi_lightning.progress import RunProgress
 from nvalchemi_lightning.recipe import TrainingRecipe
-from nvalchemi_lightning.runtime import freeze_unconfigured_models, train_configured_models, trainable_parameters
 from nvalchemi_lightning.scalars import step_scalars, summary_scalars, to_floats
 from nvalchemi_lightning.stages import TrainingStage
 from nvalchemi_lightning.validation.config import ValidationConfig
@@ -101,7 +101,7 @@ class AlchemiModule(LightningModule):
             )
         # Without validation data Lightning would complain about an empty loader.
         trainer.limit_val_batches = 0 if self._validation is None else limits.val_batches
-        self.recipe.check_metric_schedulers(validates=self._validation is not None)
+        check_metric_schedulers(self.recipe.optimizer_configs, validates=self._validation is not None)
 
     def configure_callbacks(self) -> list[Callback]:
         """Return one callback per observed stage, and the one that steps metric schedulers."""
@@ -115,8 +115,7 @@ class AlchemiModule(LightningModule):
     def put_owner_in_charge(self) -> None:
         """Guard the parameters and optimizers of this run and prepare the batch step."""
         owner = self._owner.owner
-        trainable = [parameter for parameter in self.models.parameters() if parameter.requires_grad]
-        owner.attach(trainable, *self.recipe.flat_optimizers())
+        owner.attach(self.recipe.trained_parameters(), *self.recipe.flat_optimizers())
         self._open.callback(owner.detach)
         self._batch_step = BatchStep(
             self.recipe, owner, world_size=self.trainer.world_size, count_reducer=self._owner.count_reducer()
@@ -157,20 +156,13 @@ class AlchemiModule(LightningModule):
             raise ConfigurationError("nothing would be trained: optimizer_configs is empty; give an OptimizerConfig")
         self._progress = RunProgress(self.recipe)
         self.recipe.allow()
-        for hook in self.recipe.registry:
-            prepare = getattr(hook, "prepare_strategy", None)
-            if prepare is not None:
-                prepare(self.recipe)
+        self.recipe.prepare_hooks()
         self.to(self.trainer.strategy.root_device)
 
     def setup(self, stage: str) -> None:
         """Freeze what is not trained; the hooks at ``SETUP`` have run."""
-        if stage != "fit":
-            return
-        models, configs, filters = self.recipe.models, self.recipe.optimizer_configs, self.recipe.parameter_filters
-        self._open.enter_context(freeze_unconfigured_models(models, configs))
-        self._open.enter_context(train_configured_models(models, configs))
-        self._open.enter_context(trainable_parameters(models, trainable=filters["trainable"], forced=filters["forced"]))
+        if stage == "fit":
+            self._open.enter_context(self.recipe.training_mode())
 
     def close_run(self, error: BaseException | None) -> None:
         """Restore modes and flags and leave the hooks; doing so twice is harmless."""
@@ -195,7 +187,7 @@ class AlchemiModule(LightningModule):
         if progress.finished():
             return -1
         if not progress.started:
-            self.recipe.check_batch(batch)
+            check_first_batch(self.recipe, batch)
             progress.started = True
             self.fire_outer(TrainingStage.BEFORE_TRAINING, batch)
         if self.recipe.counters.epoch_step_count == 0:

@@ -83,9 +83,7 @@ class SingleOwnerMixin(Strategy):
         self.owner.consume("backward")
         return super().backward(closure_loss, optimizer, *args, **kwargs)
 
-    def optimizer_step(
-        self, optimizer: Optimizer, closure: Callable[[], Any], model: Any = None, **kwargs: Any
-    ) -> Any:
+    def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
         """Take the optimizer step that the owner has just asked for."""
         self.owner.consume("optimizer_step")
         return super().optimizer_step(optimizer, closure, model, **kwargs)

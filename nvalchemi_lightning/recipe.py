@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -12,30 +12,27 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from nvalchemi_lightning.context import TrainContext
-from nvalchemi_lightning.counters import Counters
-from nvalchemi_lightning.errors import ConfigurationError, ConfigurationTypeError, DataError
+from nvalchemi_lightning.counted import CountedRecipe
+from nvalchemi_lightning.errors import ConfigurationError, ConfigurationTypeError
 from nvalchemi_lightning.hooks.lifecycle import HookLifecycle
 from nvalchemi_lightning.hooks.registry import HookRegistry
 from nvalchemi_lightning.losses import (
     ComposedLossFunction,
     as_composed_loss,
     assemble_loss_targets,
-    compute_supervised_loss,
     loss_target_keys,
 )
 from nvalchemi_lightning.model_inputs import check_models, normalize_models, normalize_optimizer_configs
-from nvalchemi_lightning.optim import OptimizerConfig, OptSchedPair, setup_optimizers, uses_validation_metric
+from nvalchemi_lightning.optim import OptimizerConfig, OptSchedPair, setup_optimizers
+from nvalchemi_lightning.runtime import freeze_unconfigured_models, train_configured_models, trainable_parameters
 from nvalchemi_lightning.stages import TrainingStage
-from nvalchemi_lightning.strict_model import StrictModel
 from nvalchemi_lightning.training_fn import check_call_shape, default_training_fn
 from nvalchemi_lightning.validation.config import ValidationConfig
 
 __all__ = ["TrainingRecipe"]
 
-_COUNTER_FIELDS = tuple(vars(Counters()))
 
-
-class TrainingRecipe(StrictModel):
+class TrainingRecipe(CountedRecipe):
     """Models, loss, optimizers, validation and hooks of a training run, and how far it has come.
 
     Attributes
@@ -53,21 +50,16 @@ class TrainingRecipe(StrictModel):
         Where targets come from; by default the batch.
     devices : list of torch.device
         Where the models live; the first one is the training device. Default ``[cpu]``.
-    num_epochs, num_steps : int or None
-        How long to train, >= 1, not both: passes over the data, or executed optimizer steps. With neither, the
-        Trainer's limits decide.
-    epoch_step_modifier : float
-        Optimizer steps per batch, > 0, when ``num_epochs`` is turned into a number of steps. Default 1.
     validation_config : ValidationConfig or None
         What is evaluated, and when.
     hooks : iterable
         Hooks in firing order; Lightning callbacks among them are handed to the Trainer.
-    counters : Counters
-        Progress; ``step_count=`` and its siblings are accepted as keywords too.
     last_validation : dict or None
         The newest validation summary.
     inference_model : nn.Module or None
         Averaged weights for validation, see `set_inference_model`.
+
+    The duration and the progress of the run are those of `CountedRecipe`.
     """
 
     models: dict[str, nn.Module]
@@ -76,12 +68,8 @@ class TrainingRecipe(StrictModel):
     loss_fn: ComposedLossFunction
     loss_target_assembler: Callable[..., Mapping[str, Tensor]] = assemble_loss_targets
     devices: list[torch.device] = Field(default_factory=lambda: [torch.device("cpu")])
-    num_epochs: int | None = Field(default=None, ge=1)
-    num_steps: int | None = Field(default=None, ge=1)
-    epoch_step_modifier: float = Field(default=1.0, gt=0, allow_inf_nan=False)
     validation_config: ValidationConfig | None = None
     hooks: list[Any] = Field(default_factory=list)
-    counters: Counters = Field(default_factory=Counters)
     single_model_input: bool = True
     last_validation: dict[str, Any] | None = None
     inference_model: nn.Module | None = None
@@ -94,16 +82,11 @@ class TrainingRecipe(StrictModel):
         default_factory=lambda: dict.fromkeys(("optimizer", "trainable", "forced"))
     )
     _target_keys: tuple[str, ...] = PrivateAttr(default=())
-    _counters_given: bool = PrivateAttr(default=False)
     _active_dataloader: Any = PrivateAttr(default=None)
     _stop_reason: str | None = PrivateAttr(default=None)
     _scalars: dict[str, Tensor | float] = PrivateAttr(default_factory=dict)
 
     # Construction -----------------------------------------------------------------------------------------------
-
-    @classmethod
-    def _keywords(cls) -> set[str]:
-        return super()._keywords() | set(_COUNTER_FIELDS) | {"epoch"}
 
     @model_validator(mode="before")
     @classmethod
@@ -117,11 +100,6 @@ class TrainingRecipe(StrictModel):
             data["optimizer_configs"] = normalize_optimizer_configs(data["optimizer_configs"], single_model=single)
         if data.get("training_fn") is None and single:
             data["training_fn"] = default_training_fn
-        counts = {name: data.pop(name) for name in _COUNTER_FIELDS if name in data}
-        if "epoch" in data:
-            counts["epoch_count"] = data.pop("epoch")
-        if counts:
-            data["counters"] = Counters(**counts)
         return data
 
     @field_validator("loss_fn", mode="before")
@@ -153,21 +131,12 @@ class TrainingRecipe(StrictModel):
     def _check_and_register(self) -> TrainingRecipe:
         check_models(self.models, self.optimizer_configs, self.devices)
         self._check_training_fn()
-        self._check_duration()
         self._target_keys = loss_target_keys(self.loss_fn)
-        self._counters_given = self.counters != Counters()
         self._lifecycle = HookLifecycle(self._registry)
         hooks, self.hooks = self.hooks, []
         for hook in hooks:
             self.register_hook(hook)
         return self
-
-    def _check_duration(self) -> None:
-        if self.num_epochs is not None and self.num_steps is not None:
-            raise ConfigurationError(
-                f"Exactly one of num_epochs or num_steps must be set; got num_epochs={self.num_epochs}, "
-                f"num_steps={self.num_steps}"
-            )
 
     def _check_training_fn(self) -> None:
         if self.training_fn is None:
@@ -176,103 +145,6 @@ class TrainingRecipe(StrictModel):
                 "returns a mapping of predictions (one bare model uses default_training_fn)"
             )
         check_call_shape(self.training_fn, single_model=self.single_model_input)
-
-    def check_metric_schedulers(self, *, validates: bool) -> None:
-        """Refuse a scheduler that validation steps when nothing is validated.
-
-        Parameters
-        ----------
-        validates : bool
-            Whether the run validates.
-
-        Raises
-        ------
-        ConfigurationError
-            If it does not, and a scheduler needs it.
-        """
-        for key, configs in self.optimizer_configs.items():
-            for config in configs:
-                if uses_validation_metric(config.scheduler_cls) and not validates:
-                    raise ConfigurationError(
-                        f"optimizer_configs[{key!r}] has the scheduler {config.scheduler_cls.__name__}, which is stepped "  # type: ignore[union-attr]
-                        "by validation, but there is no validation_config"
-                    )
-
-    # Counters ---------------------------------------------------------------------------------------------------
-
-    @property
-    def step_count(self) -> int:
-        """Executed optimizer steps of this worker."""
-        return self.counters.step_count
-
-    @property
-    def global_step_count(self) -> int:
-        """Executed optimizer steps summed over all workers."""
-        return self.counters.global_step_count
-
-    @property
-    def batch_count(self) -> int:
-        """Completed batches of this worker."""
-        return self.counters.batch_count
-
-    @property
-    def epoch_count(self) -> int:
-        """How often the loader was exhausted."""
-        return self.counters.epoch_count
-
-    @property
-    def epoch(self) -> int:
-        """Alias of ``epoch_count``."""
-        return self.counters.epoch_count
-
-    @property
-    def epoch_step_count(self) -> int:
-        """Batches consumed in the epoch that is under way."""
-        return self.counters.epoch_step_count
-
-    def target_steps(self, batches_per_epoch: int | None) -> int | None:
-        """Return the number of executed optimizer steps at which training is done, or None without a limit.
-
-        Parameters
-        ----------
-        batches_per_epoch : int or None
-            The length of the loader; None when unknown.
-
-        Raises
-        ------
-        ConfigurationError
-            If ``num_epochs`` meets a loader of unknown length.
-        """
-        if self.num_epochs is None:
-            return self.num_steps
-        if batches_per_epoch is None:
-            raise ConfigurationError(
-                "num_epochs requires a sized dataloader, but its length is unknown; set num_steps instead"
-            )
-        return math.ceil(self.num_epochs * batches_per_epoch * self.epoch_step_modifier)
-
-    def reconcile_counters(self, batches_per_epoch: int) -> None:
-        """Check the counters against a loader; those that were given from outside are made to agree with it.
-
-        Parameters
-        ----------
-        batches_per_epoch : int
-            The length of the loader.
-
-        Raises
-        ------
-        ConfigurationError
-            If they contradict each other.
-        """
-        if self._counters_given:
-            self.counters.reconcile(batches_per_epoch)
-            self._counters_given = False
-        elif self.counters.epoch_step_count > batches_per_epoch:
-            raise ConfigurationError(
-                f"the run stopped after batch {self.counters.epoch_step_count} of epoch {self.counters.epoch_count}, but "
-                f"this dataloader has {batches_per_epoch} batches; go on with the same loader or set "
-                "counters.epoch_step_count = 0"
-            )
 
     # What hooks may ask of the workflow ---------------------------------------------------------------------------
 
@@ -390,25 +262,31 @@ class TrainingRecipe(StrictModel):
 
     # What the loop asks of the recipe -----------------------------------------------------------------------------
 
-    def check_batch(self, batch: Any) -> None:
-        """Refuse a first batch that cannot be trained on, before a model is called.
+    def prepare_hooks(self) -> None:
+        """Let hooks look at the strategy before models are moved and ``SETUP`` fires."""
+        for hook in self._registry:
+            prepare = getattr(hook, "prepare_strategy", None)
+            if prepare is not None:
+                prepare(self)
 
-        Raises
-        ------
-        DataError
-            If a position is not finite.
-        MissingTargetError
-            If the batch lacks a target of the loss; not checked for an assembler of the user's own.
-        """
-        if not bool(batch.positions.isfinite().all()):
-            raise DataError("the first batch has positions that are not finite; look at its structures before training")
-        if self.loss_target_assembler is assemble_loss_targets:
-            assemble_loss_targets(self.loss_fn, {}, batch, workflow=self, target_keys=self._target_keys)
+    @contextmanager
+    def training_mode(self) -> Iterator[None]:
+        """Hold the models as training needs them; on leaving every mode and flag is as before."""
+        with (
+            freeze_unconfigured_models(self.models, self.optimizer_configs),
+            train_configured_models(self.models, self.optimizer_configs),
+            trainable_parameters(self.models, trainable=self._filters["trainable"], forced=self._filters["forced"]),
+        ):
+            yield
 
     @property
-    def parameter_filters(self) -> Mapping[str, frozenset[str] | None]:
-        """The ``"optimizer"``, ``"trainable"`` and ``"forced"`` filters; None where there is none."""
-        return self._filters
+    def target_keys(self) -> tuple[str, ...]:
+        """The targets that the loss reads."""
+        return self._target_keys
+
+    def trained_parameters(self) -> list[nn.Parameter]:
+        """Return every parameter that takes gradients now, also those that no optimizer holds."""
+        return [p for model in self.models.values() for p in model.parameters() if p.requires_grad]
 
     def optimizers(self) -> dict[str, list[OptSchedPair]]:
         """Return the optimizers and schedulers of every configured model, built on first use and then kept."""
@@ -422,34 +300,6 @@ class TrainingRecipe(StrictModel):
         """Return all optimizers and, aligned with them, their schedulers (None where there is none)."""
         pairs = [pair for pairs in self.optimizers().values() for pair in pairs]
         return [optimizer for optimizer, _ in pairs], [scheduler for _, scheduler in pairs]
-
-    def forward(self, batch: Any) -> Mapping[str, Tensor]:
-        """Return the predictions of the live models for a batch."""
-        predictions = self.training_fn(self.models["main"] if self.single_model_input else self.models, batch)
-        if not isinstance(predictions, Mapping):
-            raise ConfigurationTypeError(
-                f"training_fn must return a mapping of predictions; got {type(predictions).__name__}"
-            )
-        return predictions
-
-    def losses(
-        self,
-        predictions: Mapping[str, Tensor],
-        batch: Any,
-        count_reducer: Callable[[Tensor], Tensor] | None = None,
-    ) -> Any:
-        """Return the structured loss of a batch at the present step and epoch."""
-        return compute_supervised_loss(
-            self.loss_fn,
-            predictions,
-            batch,
-            step=self.counters.step_count,
-            epoch=self.counters.epoch_count,
-            workflow=self,
-            target_assembler=self.loss_target_assembler,
-            target_keys=self._target_keys,
-            count_reducer=count_reducer,
-        )
 
     def context(self, batch: Any, **extra: Any) -> TrainContext:
         """Return a fresh context with the present counters."""
@@ -475,5 +325,3 @@ class TrainingRecipe(StrictModel):
 def _is_lightning_callback(hook: Any) -> bool:
     """Recognize a Lightning callback without importing Lightning."""
     return hasattr(hook, "on_train_batch_start") and hasattr(hook, "state_key")
-
-

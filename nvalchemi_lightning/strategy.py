@@ -14,15 +14,11 @@ from nvalchemi_lightning import _lightning
 from nvalchemi_lightning.batch_step import BatchStep
 from nvalchemi_lightning.errors import ConfigurationError, TrainingStateError
 from nvalchemi_lightning.feeding import as_loader
+from nvalchemi_lightning.model_inputs import check_metric_schedulers
 from nvalchemi_lightning.module import AlchemiModule
 from nvalchemi_lightning.owner import SingleOwner
 from nvalchemi_lightning.recipe import TrainingRecipe
-from nvalchemi_lightning.runtime import (
-    freeze_unconfigured_models,
-    move_to_devices,
-    train_configured_models,
-    trainable_parameters,
-)
+from nvalchemi_lightning.runtime import move_to_devices
 from nvalchemi_lightning.stages import TrainingStage
 from nvalchemi_lightning.update import UpdateOwner
 from nvalchemi_lightning.validation.evaluation import EvaluationLoader
@@ -52,7 +48,7 @@ class TrainingStrategy(TrainingRecipe):
     def _require_duration(self) -> TrainingStrategy:
         if self.num_epochs is None and self.num_steps is None:
             raise ConfigurationError("Exactly one of num_epochs or num_steps must be set; got neither")
-        self.check_metric_schedulers(validates=self.validation_config is not None)
+        check_metric_schedulers(self.optimizer_configs, validates=self.validation_config is not None)
         return self
 
     def run(self, dataloader: Iterable[Any], **trainer_options: Any) -> None:
@@ -100,26 +96,15 @@ class TrainingStrategy(TrainingRecipe):
             Moved to the training device first.
         """
         with self.lifecycle:
-            for hook in self.registry:
-                prepare = getattr(hook, "prepare_strategy", None)
-                if prepare is not None:
-                    prepare(self)
+            self.prepare_hooks()
             move_to_devices(self.models, self.devices)
             self.registry.fire(TrainingStage.SETUP, self.context(None))
-            filters = self.parameter_filters
-            with (
-                freeze_unconfigured_models(self.models, self.optimizer_configs),
-                train_configured_models(self.models, self.optimizer_configs),
-                trainable_parameters(self.models, trainable=filters["trainable"], forced=filters["forced"]),
-            ):
+            with self.training_mode():
                 self._train_guarded(batch.to(self.devices[0], non_blocking=True))
 
     def _train_guarded(self, batch: Any) -> None:
         owner = UpdateOwner.plain(self.registry)
-        owner.attach(
-            [p for model in self.models.values() for p in model.parameters() if p.requires_grad],
-            *self.flat_optimizers(),
-        )
+        owner.attach(self.trained_parameters(), *self.flat_optimizers())
         try:
             ctx, _ = BatchStep(self, owner)(batch, in_epoch=False)
             self.registry.fire(TrainingStage.AFTER_BATCH, ctx)

@@ -24,7 +24,9 @@ class StrictModel(BaseModel):
             for name in data:
                 if name not in valid:
                     known = ", ".join(sorted(valid))
-                    raise UnknownNameError(f"{cls.__name__} has no field {name!r}{nearest(name, valid)} (fields: {known})")
+                    raise UnknownNameError(
+                        f"{cls.__name__} has no field {name!r}{nearest(name, valid)} (fields: {known})"
+                    )
         return data
 
     @classmethod
