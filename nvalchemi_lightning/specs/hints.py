@@ -8,15 +8,19 @@ import reprlib
 import sys
 import types
 import typing
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Annotated, Any, Literal, TypeGuard, get_args, get_origin
 
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
+from pydantic.warnings import ArbitraryTypeWarning
 
 from nvalchemi_lightning.errors import ConfigurationError, ConfigurationTypeError, nearest
 
 __all__ = [
     "NO_HINT",
+    "adapter_of",
     "allowed_classes",
     "check_names",
     "coerce",
@@ -192,20 +196,22 @@ def _shown(hint: Any) -> str:
 
 
 def adapter_of(hint: Any) -> TypeAdapter[Any] | None:
+    """Return what checks and converts values for an annotation, or None where nothing can.
+
+    Parameters
+    ----------
+    hint : Any
+        The annotation, or ``NO_HINT``.
+    """
     # Pydantic turns an Iterable into a one-shot iterator and cannot ask plain protocols; both stay unchecked.
     if hint is NO_HINT or _is_lazy(hint) or any(getattr(leaf, "_is_protocol", False) for leaf in leaves(hint)):
         return None
-    try:
-        return TypeAdapter(hint, config=ConfigDict(arbitrary_types_allowed=True))
-    except PydanticUserError:
-        return _adapter_with_own_configuration(hint)
-
-
-def _adapter_with_own_configuration(hint: Any) -> TypeAdapter[Any] | None:
-    try:
-        return TypeAdapter(hint)
-    except PydanticUserError:
-        return None
+    # A model or data class brings its own configuration and refuses another.
+    for config in (ConfigDict(arbitrary_types_allowed=True), None):
+        with suppress(PydanticUserError, ArbitraryTypeWarning), warnings.catch_warnings():
+            warnings.simplefilter("error", ArbitraryTypeWarning)
+            return TypeAdapter(hint, config=config)
+    return None
 
 
 def _is_lazy(hint: Any) -> bool:

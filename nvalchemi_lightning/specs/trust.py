@@ -11,7 +11,7 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any, Literal, Self
 
@@ -83,10 +83,10 @@ def resolve(
     ConfigurationError
         If nothing has that name, or what has it is of another kind.
     """
-    parts = _parts(path)
+    _require_dotted(path)
     target = own_path(path) or path
     _require_trusted(target, path)
-    found = _locate(target.split(".") if target != path else parts, path)
+    found = _locate(target.split("."), path)
     _require_home(found, path)
     _require_kind(found, kind, factory, path)
     return found
@@ -143,13 +143,12 @@ def _is_trusted(name: str) -> bool:
     return any(name == package or name.startswith(f"{package}.") for package in trusted_packages())
 
 
-def _parts(path: object) -> list[str]:
+def _require_dotted(path: object) -> None:
     parts = path.split(".") if isinstance(path, str) else []
     if len(parts) < 2 or not all(part.isidentifier() for part in parts):
         raise ConfigurationError(f"Could not resolve {path!r}: give a dotted path such as 'torch.optim.AdamW'")
     if any(part.startswith("__") for part in parts[1:]):
         raise UntrustedPathError(f"{path!r} names Python's internals; name a class or a function")
-    return parts
 
 
 def _require_trusted(name: str, path: str) -> None:
@@ -168,12 +167,11 @@ def _locate(parts: Sequence[str], path: str) -> Any:
     if not names:
         raise ConfigurationError(f"Could not resolve {path!r}: it is a module; name a class or a function in it")
     found: Any = module
+    where = module.__name__
     for name in names:
         if not hasattr(found, name):
-            raise ConfigurationError(
-                f"Could not resolve {path!r}: {found.__name__} has no {name!r}{nearest(name, dir(found))}"
-            )
-        found = getattr(found, name)
+            raise ConfigurationError(f"Could not resolve {path!r}: {where} has no {name!r}{nearest(name, dir(found))}")
+        found, where = getattr(found, name), f"{where}.{name}"
         if isinstance(found, ModuleType):
             raise UntrustedPathError(f"{path!r} leads through the imported module {found.__name__!r}")
     return found
@@ -233,7 +231,7 @@ def _produced(found: Any) -> Any:
     """Return the class whose instance a call gives, or None when nothing tells."""
     if is_class(found):
         return found
-    if not isinstance(found, Callable):  # type: ignore[arg-type]
+    if not callable(found):
         return None
     owner = getattr(found, "__self__", None)
     result = signature_of(found).return_annotation

@@ -8,14 +8,15 @@ import json
 import math
 import sys
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 from torch import nn
 
 from nvalchemi_lightning.errors import ConfigurationError, ConfigurationTypeError, UntrustedPathError
@@ -48,6 +49,13 @@ class Options(BaseModel):
     width: int = 1
 
 
+@dataclass
+class Cell:
+    """Pydantic can make nothing of it: a data class brings its own configuration, and a tensor needs another."""
+
+    vectors: torch.Tensor
+
+
 class Weight(Protocol):
     def __call__(self, step: int) -> float: ...
 
@@ -77,6 +85,11 @@ class Typed:
         precision: torch.dtype | None = None,
         text_or_precision: str | torch.dtype = "x",
         later: Decimal | None = None,
+        bounded: Annotated[int, Field(gt=0)] = 1,
+        direct: Options = Options(),  # noqa: B008 (never changed)
+        anything: type[Any] | None = None,
+        bare: type | None = None,
+        free_table: dict[str, torch.dtype | None] | None = None,
     ):
         self.__dict__.update({k: v for k, v in locals().items() if k != "self"})
 
@@ -266,6 +279,11 @@ def test_tensors_keep_dtype_and_shape(shape: list[int], dtype: torch.dtype) -> N
         ("text_or_precision", torch.float64),
         ("text_or_precision", "torch.float64"),
         ("later", None),
+        ("anything", nn.Linear),
+        ("bare", nn.Linear),
+        ("bounded", 2),
+        ("direct", Options(width=2)),
+        ("free_table", {"a": torch.float16, "b": None}),
     ],
 )
 def test_annotated_values_come_back_as_they_were(name: str, value: Any) -> None:
@@ -320,6 +338,12 @@ def test_a_function_with_an_annotated_result_is_a_target() -> None:
 def test_names_imported_for_type_checkers_only_do_not_prevent_a_spec() -> None:
     assert len(create_model_spec(nn.ModuleList, modules=None).build()) == 0
     assert create_model_spec(torch.optim.lr_scheduler.MultiStepLR, milestones=[1, 2]).milestones == [1, 2]
+
+
+def test_an_annotation_that_means_nothing_checks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    for annotation in (5, Cell):
+        monkeypatch.setitem(takes_angle.__annotations__, "free", annotation)
+        assert create_model_spec(takes_angle, free="x").free == "x"
 
 
 @pytest.mark.usefixtures("angle_serializer")
@@ -445,6 +469,8 @@ def test_b90_wrong_types_are_refused_with_key_value_and_type() -> None:
         create_model_spec(nn.Linear, in_features=0.5)
     with pytest.raises(ConfigurationError, match=r"in_features is True; give int, not a bool"):
         create_model_spec(nn.Linear, in_features=True)
+    with pytest.raises(ConfigurationError, match=r"Typed\.bounded is 0; give .* \(input should be greater than 0\)"):
+        create_model_spec(Typed, bounded=0)
     assert create_model_spec_from_json({"cls_path": "torch.optim.Adam", "lr": "1e-4"}).lr == 1e-4
 
 

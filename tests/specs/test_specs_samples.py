@@ -68,6 +68,15 @@ def test_every_optimizer_config_of_the_samples_is_built_and_comes_back(shared: P
         }
 
 
+def test_every_loss_of_the_samples_is_built_and_comes_back_word_for_word(shared: Path) -> None:
+    forms = [spec for spec in sample_specs(shared) if spec["cls_path"].endswith(".ComposedLossFunction")]
+    assert len(forms) > 20
+    for form in forms:
+        spec = create_model_spec_from_json(form, kind=nn.Module)
+        assert spec.model_dump() == form
+        assert len(spec.build().components) == len(form["components"])
+
+
 def test_the_named_models_sample_keeps_its_plateau_configuration(shared: Path) -> None:
     form = json.loads((shared / "samples/to_spec_dict_named_models.json").read_text())["optimizer_configs"]["student"][
         0

@@ -163,6 +163,8 @@ def test_missing_names_and_modules_say_so(package: str) -> None:
     ) as caught:
         resolve("not_there.X")
     assert isinstance(caught.value.__cause__, ImportError)
+    with pytest.raises(ConfigurationError, match=r"lab_models\.pair has no 'pear'"):
+        resolve(f"{package}.pair.pear")
     with pytest.raises(ConfigurationError, match="No module named 'a_package_that_is_not_there'"):
         resolve(f"{package}.broken.X")
 
