@@ -125,7 +125,7 @@ def align_global_step(trainer: Trainer, step_count: int) -> None:
 
 def align_epoch(trainer: Trainer, epoch_count: int) -> None:
     """Make a fresh Trainer's ``current_epoch`` continue from ``epoch_count``."""
-    current = trainer.fit_loop.epoch_progress.current
+    current: Any = trainer.fit_loop.epoch_progress.current
     current.ready = current.started = current.processed = current.completed = epoch_count
 
 

@@ -133,7 +133,7 @@ class CountedRecipe(StrictModel):
             self._counters_given = False
         elif self.counters.epoch_step_count > batches_per_epoch:
             raise ConfigurationError(
-                f"the run stopped after batch {self.counters.epoch_step_count} of epoch {self.counters.epoch_count}, but "
-                f"this dataloader has {batches_per_epoch} batches; go on with the same loader or set "
+                f"the run stopped after batch {self.counters.epoch_step_count} of epoch {self.counters.epoch_count}, "
+                f"but this dataloader has {batches_per_epoch} batches; go on with the same loader or set "
                 "counters.epoch_step_count = 0"
             )

@@ -84,7 +84,8 @@ def check_models(
             raise ConfigurationError(f"models must map names to nn.Module instances; models[{name!r}] is {model!r:.80}")
         if isinstance(model, (DistributedDataParallel, DataParallel)):
             raise ConfigurationError(
-                f"models[{name!r}] is wrapped in {type(model).__name__}; pass the bare model, the Trainer's strategy wraps it"
+                f"models[{name!r}] is wrapped in {type(model).__name__}; pass the bare model, "
+                "the Trainer's strategy wraps it"
             )
     for key in optimizer_configs:
         if key not in models:
@@ -119,6 +120,6 @@ def check_metric_schedulers(optimizer_configs: Mapping[str, Any], *, validates: 
         for config in configs:
             if uses_validation_metric(config.scheduler_cls) and not validates:
                 raise ConfigurationError(
-                    f"optimizer_configs[{key!r}] has the scheduler {config.scheduler_cls.__name__}, which is stepped by "
-                    "validation, but there is no validation_config"
+                    f"optimizer_configs[{key!r}] has the scheduler {config.scheduler_cls.__name__}, which is stepped "
+                    "by validation, but there is no validation_config"
                 )

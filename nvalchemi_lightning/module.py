@@ -15,8 +15,9 @@ from nvalchemi_lightning.batch_step import BatchStep, check_first_batch
 from nvalchemi_lightning.callbacks.metric_schedulers import MetricSchedulers
 from nvalchemi_lightning.callbacks.stage import stage_callbacks
 from nvalchemi_lightning.context import TrainContext
+from nvalchemi_lightning.counters import Counters
 from nvalchemi_lightning.errors import ConfigurationError
-from nvalchemi_lightning.feeding import OneLoader
+from nvalchemi_lightning.feeding import OneLoader, loader_length
 from nvalchemi_lightning.model_inputs import check_metric_schedulers
 from nvalchemi_lightning.optim import step_metric_schedulers
 from nvalchemi_lightning.progress import RunProgress
@@ -85,11 +86,12 @@ class AlchemiModule(LightningModule):
         ConfigurationError
             If validation data is given twice, or a scheduler listens to validation and there is none.
         """
-        trainer, limits, configured = self.trainer, strategy.limits, self.recipe.validation_config
+        trainer, configured = self.trainer, self.recipe.validation_config
+        limits = strategy.limits
         self._owner, self._validation = strategy, configured
         if not trainer.training:
             if configured is None:
-                self._validation = ValidationConfig(validation_data=(), name=str(trainer.state.fn.value))
+                self._validation = ValidationConfig(validation_data=(), name=_function(trainer))
             return
         if _lightning.has_own_validation_data(trainer, self):
             if configured is not None:
@@ -136,6 +138,7 @@ class AlchemiModule(LightningModule):
         if not trainer.training:
             return EvaluationLoader.wrap(loader, rank=self.global_rank, world_size=trainer.world_size)
         _lightning.shard_evaluation_ourselves(trainer)
+        self._owner.refuse_uneven(loader_length(loader))
         max_steps = self._owner.limits.max_steps
         steps_left = None if max_steps is None else max(max_steps - trainer.global_step, 0)
         epochs = self._progress.feed(OneLoader.unwrap(loader), limit=trainer.limit_train_batches, steps_left=steps_left)
@@ -143,6 +146,14 @@ class AlchemiModule(LightningModule):
         if self._progress.finished():
             trainer.should_stop = True
         return epochs
+
+    def get_extra_state(self) -> dict[str, int]:
+        """Return the counters: they travel with the weights, also back from spawned processes."""
+        return dict(vars(self.recipe.counters))
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        """Take over counters that came with weights."""
+        self.recipe.counters = Counters(**state)
 
     # Opening and closing a run ----------------------------------------------------------------------------------
 
@@ -179,7 +190,7 @@ class AlchemiModule(LightningModule):
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         """Differentiate the loss while gradients may accumulate."""
         with self._owner.owner.accumulating():
-            loss.backward(*args, **kwargs)
+            loss.backward(*args, **kwargs)  # type: ignore[no-untyped-call]
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:
         """Fire the stages that open a run and an epoch; leave the pass if the target is reached."""
@@ -203,7 +214,8 @@ class AlchemiModule(LightningModule):
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Log, see whether validation is due, and take over a request to stop."""
-        trainer, progress, counters = self.trainer, self._progress, self.recipe.counters
+        trainer: Any = self.trainer
+        progress, counters = self._progress, self.recipe.counters
         if progress.stepped and (counters.step_count % trainer.log_every_n_steps == 0 or progress.at_epoch_end()):
             self._log_step(progress.ctx)  # type: ignore[arg-type]
         validation = self._validation
@@ -286,12 +298,12 @@ class AlchemiModule(LightningModule):
 
     def step_metric_schedulers(self) -> None:
         """Hand the new summary to the schedulers that listen to validation."""
-        if self.trainer.state.fn != "fit" or self.trainer.sanity_checking:
+        if _function(self.trainer) != "fit" or self.trainer.sanity_checking:
             return
         for key, pairs in self.recipe.optimizers().items():
             adapters = [config.scheduler_metric_adapter for config in self.recipe.optimizer_configs[key]]
             schedulers = [scheduler for _, scheduler in pairs]
-            step_metric_schedulers(schedulers, adapters, self.recipe.last_validation)
+            step_metric_schedulers(schedulers, adapters, self.recipe.last_validation or {})
 
     on_test_model_eval = on_validation_model_eval
     on_test_start = on_predict_start = on_validation_start
@@ -310,7 +322,7 @@ class AlchemiModule(LightningModule):
         self._to_loggers(scalars)
 
     def _log_summary(self, summary: Mapping[str, Any]) -> None:
-        scalars, fitting = summary_scalars(summary), self.trainer.state.fn == "fit"
+        scalars, fitting = summary_scalars(summary), _function(self.trainer) == "fit"
         shown = {key: value for key, value in scalars.items() if key.rpartition("/")[2] in _ON_BAR}
         hidden = {key: value for key, value in scalars.items() if key not in shown}
         # The numbers are reduced already and every rank logs them: these flags keep Lightning from reducing again.
@@ -324,3 +336,8 @@ class AlchemiModule(LightningModule):
         # Lightning would log against the number of batches; loggers get the number of executed steps.
         for logger in self.trainer.loggers:
             logger.log_metrics(dict(scalars), step=self.recipe.step_count)
+
+
+def _function(trainer: Any) -> str:
+    """Return what the Trainer was called for: ``"fit"``, ``"validate"``, ``"test"`` or ``"predict"``."""
+    return str(trainer.state.fn.value)

@@ -42,7 +42,7 @@ class SingleOwnerMixin(Strategy):
     """
 
     owner: UpdateOwner
-    limits: _lightning.TrainerLimits | None = None
+    limits: _lightning.TrainerLimits
 
     def connect(self, model: LightningModule) -> None:
         """Check the Trainer, take over what Lightning would count wrongly, and become the owner.
@@ -63,7 +63,7 @@ class SingleOwnerMixin(Strategy):
             )
         super().connect(model)
         trainer = model.trainer
-        if self.limits is None:
+        if not hasattr(self, "limits"):
             refuse_second_owners(trainer)
             self.limits = _lightning.take_over_limits(trainer)
         _lightning.allow_gradients_in_evaluation(trainer)
@@ -107,6 +107,9 @@ class SingleOwnerMixin(Strategy):
     def alchemi_module(self) -> AlchemiModule:
         """The connected module."""
         return self.lightning_module  # type: ignore[return-value]
+
+    def refuse_uneven(self, batches: int | None) -> None:
+        """Refuse loaders that give the ranks different numbers of batches; nothing to do on one rank."""
 
     def count_reducer(self) -> Callable[[Tensor], Tensor] | None:
         """Return what turns loss denominators of one rank into global ones, None for one process."""
@@ -152,6 +155,22 @@ class SingleOwnerDDP(SingleOwnerMixin, DDPStrategy):
     holds the structures of all ranks.
     """
 
+    def refuse_uneven(self, batches: int | None) -> None:
+        """Compare the number of batches per epoch over the ranks; a rank with fewer would leave the others waiting.
+
+        Raises
+        ------
+        ConfigurationError
+            If they differ.
+        """
+        every: list[int | None] = [None] * self.world_size
+        torch.distributed.all_gather_object(every, batches)
+        if len(set(every)) > 1:
+            raise ConfigurationError(
+                f"the ranks have different numbers of batches per epoch, {every}; let the sampler pad or drop samples "
+                "(nvalchemi_lightning.data.DataLoader pads)"
+            )
+
     def count_reducer(self) -> Callable[[Tensor], Tensor] | None:
         """Return ``counts -> sum over ranks / world_size``; DDP averages gradients, hence the division."""
         if self.world_size == 1:
@@ -166,8 +185,8 @@ class SingleOwnerDDP(SingleOwnerMixin, DDPStrategy):
         """Name this package's option where DDP complains about parameters without a gradient."""
         if "Expected to have finished reduction in the prior iteration" in str(exception):
             exception.add_note(
-                "Some trainable parameters did not take part in the loss. If that is intended (a force-only loss leaves "
-                "the last energy bias unused), write strategy=SingleOwnerDDP(find_unused_parameters=True)."
+                "Some trainable parameters did not take part in the loss. If that is intended (a force-only loss "
+                "leaves the last energy bias unused), write strategy=SingleOwnerDDP(find_unused_parameters=True)."
             )
 
 

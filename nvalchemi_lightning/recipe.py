@@ -141,8 +141,8 @@ class TrainingRecipe(CountedRecipe):
     def _check_training_fn(self) -> None:
         if self.training_fn is None:
             raise ConfigurationError(
-                f"training_fn is required for named models {sorted(self.models)}; write training_fn(models, batch) that "
-                "returns a mapping of predictions (one bare model uses default_training_fn)"
+                f"training_fn is required for named models {sorted(self.models)}; write training_fn(models, batch) "
+                "that returns a mapping of predictions (one bare model uses default_training_fn)"
             )
         check_call_shape(self.training_fn, single_model=self.single_model_input)
 

@@ -42,7 +42,7 @@ class TrainingStrategy(TrainingRecipe):
     >>> strategy.run(train_loader)
     """
 
-    _module: AlchemiModule | None = PrivateAttr(default=None)
+    _running: AlchemiModule | None = PrivateAttr(default=None)
 
     @model_validator(mode="after")
     def _require_duration(self) -> TrainingStrategy:
@@ -73,7 +73,7 @@ class TrainingStrategy(TrainingRecipe):
             If the user interrupts; hooks are closed and the strategy can run again.
         """
         self.active_dataloader = as_loader(dataloader)
-        module = AlchemiModule(self)
+        module = self._running = AlchemiModule(self)
         try:
             with _lightning.quiet():
                 trainer = Trainer(**self._trainer_options(trainer_options))
@@ -81,7 +81,7 @@ class TrainingStrategy(TrainingRecipe):
                 _lightning.fit(trainer, module)
         finally:
             module.close_run(None)
-            self.active_dataloader = None
+            self.active_dataloader = self._running = None
             move_to_devices(self.models, self.devices)
 
     def train_batch(self, batch: Any) -> None:
@@ -111,8 +111,8 @@ class TrainingStrategy(TrainingRecipe):
         finally:
             owner.detach()
 
-    def validate(self) -> dict[str, Any]:
-        """Run one validation pass now and return its summary.
+    def validate(self) -> dict[str, Any]:  # type: ignore[override]  # hides a deprecated method of pydantic
+        """Run one validation pass now, also from a hook of a run, and return its summary.
 
         Fires ``AFTER_VALIDATION``; steps no scheduler.
 
@@ -128,13 +128,17 @@ class TrainingStrategy(TrainingRecipe):
         """
         if self.validation_config is None:
             raise TrainingStateError("validate() requires a validation_config; set strategy.validation_config")
+        if self._running is not None:
+            _lightning.run_validation(self._running.trainer)
+        else:
+            self._validate_alone(EvaluationLoader.wrap(self.validation_config.validation_data))
+        return self.last_validation  # type: ignore[return-value]
+
+    def _validate_alone(self, data: EvaluationLoader) -> None:
         with _lightning.quiet():
             trainer = Trainer(**self._trainer_options({"enable_progress_bar": False}))
-            trainer.validate(
-                AlchemiModule(self), EvaluationLoader.wrap(self.validation_config.validation_data), verbose=False
-            )
+            trainer.validate(AlchemiModule(self), data, verbose=False)
         move_to_devices(self.models, self.devices)
-        return self.last_validation  # type: ignore[return-value]
 
     def __enter__(self) -> TrainingStrategy:
         """Enter the hooks for several calls of `train_batch` or `run`."""

@@ -69,7 +69,7 @@ class UpdateOwner:
         def backward(loss: Tensor) -> None:
             owner.consume("backward")
             with owner.accumulating():
-                loss.backward()
+                loss.backward()  # type: ignore[no-untyped-call]
 
         def optimizer_step(optimizer: Optimizer) -> None:
             owner.consume("optimizer_step")
@@ -93,7 +93,8 @@ class UpdateOwner:
         self.detach()
         self._parameters = tuple(parameters)
         self._optimizers, self._schedulers = tuple(optimizers), tuple(schedulers)
-        self._guards = [p.register_post_accumulate_grad_hook(self._on_accumulate) for p in self._parameters]
+        guarded: Any = self._parameters
+        self._guards = [parameter.register_post_accumulate_grad_hook(self._on_accumulate) for parameter in guarded]
         self._guards += [o.register_step_pre_hook(self._on_step) for o in self._optimizers]
 
     def detach(self) -> None:

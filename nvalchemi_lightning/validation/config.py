@@ -49,8 +49,8 @@ def ensure_reiterable_validation_data(data: Any) -> Any:
     """
     if isinstance(data, Iterator):
         raise ConfigurationError(
-            f"validation_data must be a re-iterable container such as a list or a DataLoader; got {type(data).__name__}, "
-            "which is empty after one pass"
+            f"validation_data must be a re-iterable container such as a list or a DataLoader; "
+            f"got {type(data).__name__}, which is empty after one pass"
         )
     if isinstance(data, (str, bytes)) or not (hasattr(data, "__iter__") or hasattr(data, "__getitem__")):
         raise ConfigurationError(f"validation_data must be iterable; got {type(data).__name__}")
@@ -118,7 +118,8 @@ class ValidationConfig(StrictModel):
     def _one_cadence(self) -> ValidationConfig:
         if self.every_n_epochs is not None and self.every_n_steps is not None:
             raise ConfigurationError(
-                f"every_n_epochs={self.every_n_epochs} and every_n_steps={self.every_n_steps} exclude each other; set one"
+                f"every_n_epochs={self.every_n_epochs} and every_n_steps={self.every_n_steps} exclude each other; "
+                "set one"
             )
         return self
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DistributedSampler
 
 from nvalchemi_lightning.errors import ConfigurationError, TrainingStateError
 from nvalchemi_lightning.feeding import loader_length
@@ -149,7 +151,7 @@ class EvaluationLoader:
     Parameters
     ----------
     loader : iterable of Batch
-        The data; one that already knows about ranks (its sampler has ``num_replicas``) is left to do its own part.
+        The data; one with a ``DistributedSampler`` is left to do its own part.
     rank, world_size : int
         Which share of how many.
 
@@ -161,23 +163,29 @@ class EvaluationLoader:
 
     def __init__(self, loader: Any, rank: int = 0, world_size: int = 1) -> None:
         self.loader = loader
-        shares = world_size > 1 and not hasattr(getattr(loader, "sampler", None), "num_replicas")
+        shares = world_size > 1 and not isinstance(getattr(loader, "sampler", None), DistributedSampler)
         self._rank, self._world_size = (rank, world_size) if shares else (0, 1)
         length = loader_length(loader)
         if length == 0:
             raise ConfigurationError("validation_data produced no batches.")
         if length is not None and length < self._world_size:
             raise ConfigurationError(
-                f"validation_data has {length} batches for {world_size} ranks; use smaller batches so that each gets one"
+                f"validation_data has {length} batches for {world_size} ranks; "
+                "use smaller batches so that each gets one"
             )
 
     @classmethod
     def wrap(cls, loader: Any, rank: int = 0, world_size: int = 1) -> EvaluationLoader:
-        """Return the share of a rank, of a loader that may be wrapped already."""
-        return cls(loader.loader if isinstance(loader, cls) else loader, rank, world_size)
+        """Return the share of a rank, of a loader that may be wrapped already.
+
+        A loader of this package is asked for its variant without repeated samples.
+        """
+        loader = loader.loader if isinstance(loader, cls) else loader
+        for_evaluation = getattr(loader, "for_evaluation", None)
+        return cls(loader if for_evaluation is None else for_evaluation(), rank, world_size)
 
     def __len__(self) -> int:
-        return -(-(len(self.loader) - self._rank) // self._world_size)
+        return math.ceil((len(self.loader) - self._rank) / self._world_size)
 
     def __iter__(self) -> Iterator[Any]:
         for index, batch in enumerate(self.loader):

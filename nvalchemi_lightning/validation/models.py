@@ -40,7 +40,7 @@ def evaluated_models(
     missing = sorted(set(recipe.models) - set(averaged))
     if use_ema == "always" and missing:
         raise TrainingStateError(
-            f"use_ema='always', but the inference_model slot has no averaged weights for some models, missing: {missing}; "
+            f"use_ema='always', but the inference_model slot lacks averaged weights, missing: {missing}; "
             "register an EMAHook for each or use 'auto'"
         )
     source = "live" if not averaged else "mixed" if missing else "ema"
