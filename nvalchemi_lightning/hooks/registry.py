@@ -108,7 +108,9 @@ class HookRegistry:
         name = type(hook).__name__
         _check_frequency(hook)
         if any(hook is known for known in self._hooks):
-            raise ConfigurationError(f"{name} is registered already and would fire twice; hooks must not contain duplicates")
+            raise ConfigurationError(
+                f"{name} is registered already and would fire twice; hooks must not contain duplicates"
+            )
         on_register = getattr(hook, "on_register", None)
         if on_register is not None and not callable(on_register):
             raise ConfigurationTypeError(f"{name}.on_register must be callable; got {on_register!r}")
@@ -152,7 +154,9 @@ def _check_frequency(hook: Any) -> None:
 
 def _check_stage(name: str, stage: Enum | None) -> None:
     if stage is None:
-        raise ConfigurationTypeError(f"{name} has no stage assigned; set `stage` or register it with stage=TrainingStage.…")
+        raise ConfigurationTypeError(
+            f"{name} has no stage assigned; set `stage` or register it with stage=TrainingStage.…"
+        )
     if not isinstance(stage, TrainingStage):
         hint = nearest(stage.upper(), TrainingStage.__members__) if isinstance(stage, str) else ""
         raise ConfigurationTypeError(f"{name}: training only accepts TrainingStage stages; got {stage!r}{hint}")
