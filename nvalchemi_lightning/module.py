@@ -221,6 +221,8 @@ class AlchemiModule(LightningModule):
         validation = self._validation
         due = validation is not None and validation.due_after_step(counters, stepped=progress.stepped)
         _lightning.schedule_validation(trainer, due=due)
+        if not due:
+            self.recipe.run_deferred()
         if trainer.should_stop and _lightning.can_stop_early(trainer):
             # Lightning would validate at once; the recipe ends the pass and validates once, at the end.
             self.recipe.stop("the Trainer was asked to stop")
@@ -235,6 +237,7 @@ class AlchemiModule(LightningModule):
         validation = self._validation
         if self._progress.epoch_closed and validation is not None and validation.due_after_epoch(self.recipe.counters):
             self._validate_now()
+        self.recipe.run_deferred()
         if self._progress.finished():
             self.trainer.should_stop = True
 
@@ -297,13 +300,14 @@ class AlchemiModule(LightningModule):
             self._log_summary(summary)
 
     def step_metric_schedulers(self) -> None:
-        """Hand the new summary to the schedulers that listen to validation."""
+        """Hand the new summary to the schedulers that listen to validation, and do what was deferred until then."""
         if _function(self.trainer) != "fit" or self.trainer.sanity_checking:
             return
         for key, pairs in self.recipe.optimizers().items():
             adapters = [config.scheduler_metric_adapter for config in self.recipe.optimizer_configs[key]]
             schedulers = [scheduler for _, scheduler in pairs]
             step_metric_schedulers(schedulers, adapters, self.recipe.last_validation or {})
+        self.recipe.run_deferred()
 
     on_test_model_eval = on_validation_model_eval
     on_test_start = on_predict_start = on_validation_start

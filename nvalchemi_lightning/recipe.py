@@ -83,6 +83,7 @@ class TrainingRecipe(CountedRecipe):
     )
     _target_keys: tuple[str, ...] = PrivateAttr(default=())
     _active_dataloader: Any = PrivateAttr(default=None)
+    _deferred: list[Callable[[], None]] = PrivateAttr(default_factory=list)
     _stop_reason: str | None = PrivateAttr(default=None)
     _scalars: dict[str, Tensor | float] = PrivateAttr(default_factory=dict)
 
@@ -210,13 +211,33 @@ class TrainingRecipe(CountedRecipe):
         return self._stop_reason
 
     def allow(self) -> None:
-        """Forget an earlier request to stop; every run begins with it."""
+        """Forget what an earlier run left behind: a request to stop, deferred actions. Every run begins with it."""
         self._stop_reason = None
+        self._deferred = []
 
     def take_scalars(self) -> dict[str, Tensor | float]:
         """Return what was logged since the last call, and forget it."""
         scalars, self._scalars = self._scalars, {}
         return scalars
+
+    def defer(self, action: Callable[[], None]) -> None:
+        """Do something once the present point of the loop is over.
+
+        That is after the validation that is due there and the schedulers that listen to it: what a checkpoint of
+        this point must contain.
+
+        Parameters
+        ----------
+        action : callable
+            Called without arguments, once.
+        """
+        self._deferred.append(action)
+
+    def run_deferred(self) -> None:
+        """Do what was deferred to the end of this point."""
+        actions, self._deferred = self._deferred, []
+        for action in actions:
+            action()
 
     def log(self, name: str, value: Tensor | float) -> None:
         """Hand a scalar to the loggers and the progress bar at the next logging cadence.

@@ -108,6 +108,7 @@ class TrainingStrategy(TrainingRecipe):
         try:
             ctx, _ = BatchStep(self, owner)(batch, in_epoch=False)
             self.registry.fire(TrainingStage.AFTER_BATCH, ctx)
+            self.run_deferred()
         finally:
             owner.detach()
 
