@@ -1,8 +1,9 @@
-"""Every Python block of the documentation runs, page by page, in an empty folder."""
+"""Every Python block of the documentation runs, page by page, in a folder that holds the example data alone."""
 
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ def with_blocks() -> list[Path]:
 
 @pytest.mark.parametrize("page", with_blocks(), ids=lambda page: str(page.relative_to(ROOT)))
 def test_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copy(ROOT / "examples" / "data" / "molecules.extxyz.gz", tmp_path)
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, object] = {"__name__": "__docs__"}
     for line, code in blocks(page.read_text(encoding="utf-8")):
