@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 from lightning.pytorch import LightningDataModule
@@ -101,9 +102,13 @@ class AtomicDataModule(LightningDataModule):
         dataset = self._dataset("train", (*self._transforms, *self._train_transforms))
         return DataLoader(dataset, **self._train_options, **self._options)
 
-    def val_dataloader(self) -> DataLoader | list[DataLoader]:
-        """Return the loader of the validation set, or an empty list without one."""
-        return [] if self._sources["val"] is None else self._evaluation("val")
+    @property
+    def val_dataloader(self) -> Callable[[], Any]:
+        """What returns the loader of the validation set."""
+        # To Lightning, a data module whose method is that of the base class has no validation set.
+        if self._sources["val"] is None:
+            return super().val_dataloader
+        return partial(self._evaluation, "val")
 
     def test_dataloader(self) -> DataLoader:
         """Return the loader of the test set.

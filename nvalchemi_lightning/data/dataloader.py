@@ -294,16 +294,20 @@ class _Source(torch.utils.data.Dataset[Batch]):
         self._dataset = dataset
         self._transforms = transforms
         self._seed = seed
+        # A data set that is known to have no transforms draws nothing; the rest may.
+        self._may_draw = bool(transforms) or getattr(dataset, "transforms", None) != ()
 
     def __getitems__(self, indices: Sequence[int]) -> Batch:
+        if not self._may_draw:
+            return self._read(indices)
         with random_state_of(mixed_seed(self._seed, *(abs(int(index)) for index in indices[:1]))):
-            batch = _read(self._dataset, indices)
-            return apply_transforms(self._transforms, batch, f"the batch of samples {list(indices)!r:.60}")
+            return apply_transforms(
+                self._transforms, self._read(indices), f"the batch of samples {list(indices)!r:.60}"
+            )
 
-
-def _read(dataset: Any, indices: Sequence[int]) -> Batch:
-    read_together = getattr(dataset, "__getitems__", None)
-    return _collated(read_together(indices) if read_together else [dataset[index] for index in indices])
+    def _read(self, indices: Sequence[int]) -> Batch:
+        read_together = getattr(self._dataset, "__getitems__", None)
+        return _collated(read_together(indices) if read_together else [self._dataset[index] for index in indices])
 
 
 def _collated(found: Any) -> Batch:

@@ -72,8 +72,8 @@ class Dataset(torch.utils.data.Dataset[AtomicData]):
         if not self.transforms:
             return batch
         single = batch.to_data_list()
-        changed = [self._transformed(data, index) for data, index in zip(single, indices, strict=True)]
         absent = [name for name in batch.field_levels if not any(name in data for data in single)]
+        changed = [self._transformed(data, index) for data, index in zip(single, indices, strict=True)]
         return _completed(Batch.from_data_list(changed), _templates(batch, absent))
 
     def _transformed(self, data: AtomicData, index: int) -> AtomicData:

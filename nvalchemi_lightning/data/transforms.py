@@ -91,7 +91,7 @@ def mixed_seed(*numbers: int) -> int:
 
     Neighboring inputs give unrelated seeds, unlike their sum: seed 1, epoch 0 is not seed 0, epoch 1.
     """
-    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> 1)
+    return int(np.random.SeedSequence((len(numbers), *numbers)).generate_state(1, np.uint64)[0] >> 1)
 
 
 @contextmanager

@@ -73,8 +73,7 @@ class StoredRows:
     def __init__(self, array: zarr.Array[Any], store: str, cache: ChunkCache) -> None:
         self.row_shape = array.shape[1:]
         self.dtype = array.dtype
-        self._array = array
-        self._store = store
+        self._path = array.path
         self._cache = cache
         self._rows = array.chunks[0]
         self._load = _chunk_loader(array, store)
@@ -99,21 +98,22 @@ class StoredRows:
             return out
         # Ascending ranges meet each chunk in one go, so that a small cache decodes it once as well.
         order = np.argsort(starts, kind="stable")
-        for start, stop, offset in zip(
-            starts[order].tolist(), stops[order].tolist(), offsets[order].tolist(), strict=True
-        ):
-            self._copy(start, stop, out, offset)
+        self._copy(starts[order].tolist(), stops[order].tolist(), offsets[order].tolist(), out)
         return out
 
-    def _copy(self, start: int, stop: int, out: NDArray[Any], offset: int) -> None:
-        rows = self._rows
-        while start < stop:
-            chunk, first = divmod(start, rows)
-            count = min(stop - start, rows - first)
-            block = self._cache.get(self._array.path, chunk, self._load)
-            out[offset : offset + count] = block[first : first + count]
-            start += count
-            offset += count
+    def _copy(self, starts: list[int], stops: list[int], offsets: list[int], out: NDArray[Any]) -> None:
+        rows, held, first, block = self._rows, -1, 0, out
+        # This loop is most of the time of reading; its body is kept to a few operations.
+        for start, stop, offset in zip(starts, stops, offsets, strict=True):
+            row = start
+            while row < stop:
+                chunk = row // rows
+                if chunk != held:
+                    held, first, block = chunk, chunk * rows, self._cache.get(self._path, chunk, self._load)
+                end = stop if stop <= first + rows else first + rows
+                place = offset + row - start
+                out[place : place + end - row] = block[row - first : end - first]
+                row = end
 
 
 def _chunk_loader(array: zarr.Array[Any], store: str) -> Callable[[int], NDArray[Any]]:
