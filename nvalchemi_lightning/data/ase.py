@@ -195,7 +195,8 @@ def _matrix(label: str, values: NDArray[np.float64]) -> NDArray[np.float64]:
     if values.shape not in ((9,), (3, 3), (1, 3, 3)):
         raise DataError(f"{label} must have shape (3, 3), (9,) or (6,), got {values.shape}")
     matrix = values.reshape(3, 3)
-    asymmetry = np.nanmax(np.abs(matrix - matrix.T), initial=0.0)
+    with np.errstate(invalid="ignore"):  # Infinite numbers are refused later, with their place.
+        asymmetry = np.nanmax(np.abs(matrix - matrix.T), initial=0.0)
     if asymmetry > _MAX_ASYMMETRY * np.nanmax(np.abs(matrix)):
         raise DataError(f"{label} is not symmetric, transposed entries differ by {asymmetry:.3g}: {matrix.tolist()}")
     return matrix.reshape(1, 3, 3)

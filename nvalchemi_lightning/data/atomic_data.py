@@ -10,7 +10,7 @@ from torch import Tensor
 
 from nvalchemi_lightning.data import checks
 from nvalchemi_lightning.data.compare import differences
-from nvalchemi_lightning.data.fields import CORE_FIELDS, FIELDS, Level, known_levels, level_of
+from nvalchemi_lightning.data.fields import FIELDS, Level, known_levels, level_of
 from nvalchemi_lightning.data.holder import FieldHolder
 from nvalchemi_lightning.errors import ConfigurationError, DataError, UnknownNameError
 
@@ -77,7 +77,7 @@ class AtomicData(FieldHolder):
         state = self.__dict__
         state.update(checks.check_structure(given, self.precision_preserving_keys))
         state["_levels"] = known_levels(given)
-        state["info"] = dict(info) if info else {}
+        state["info"] = checks.checked_info(info) if info else {}
 
     @classmethod
     def unchecked(cls, fields: Mapping[str, Tensor], levels: Mapping[str, Level] | None = None) -> Self:
@@ -128,17 +128,20 @@ class AtomicData(FieldHolder):
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set a field after the checks of the constructor; None removes it."""
-        if name.startswith("_") or name == "info":
+        if name.startswith("_"):
             self.__dict__[name] = value
+        elif name == "info":
+            self.__dict__[name] = checks.checked_info(value)
+        elif name not in FIELDS and name not in self._levels:
+            raise UnknownNameError(checks.unknown_field(name))
         elif value is None:
-            self._clear(name)
+            if name in self._levels:
+                delattr(self, name)
         elif name in FIELDS:
             self._assign(name, value)
-        elif name in self._levels:
+        else:
             checks.check_custom(name, value, self._sizes(self._levels[name])[0], self.positions)
             self.__dict__[name] = value
-        else:
-            raise UnknownNameError(checks.unknown_field(name))
 
     def _assign(self, name: str, value: Tensor) -> None:
         field = FIELDS[name]
@@ -158,20 +161,6 @@ class AtomicData(FieldHolder):
         # Assigning one after the other leaves a moment with pbc but no cell.
         if fields["cell"] is not None:
             checks.check_cell(fields["cell"], fields["pbc"])
-
-    def _clear(self, name: str) -> None:
-        if name in CORE_FIELDS:
-            raise DataError(f"a structure cannot be without {name}")
-        if name in self._levels:
-            self._drop((name,))
-        elif name not in FIELDS:
-            raise UnknownNameError(checks.unknown_field(name))
-
-    def __delattr__(self, name: str) -> None:
-        """Remove a field."""
-        if name not in self._levels:
-            raise self._absent(name)
-        self._clear(name)
 
     def _sizes(self, level: Level) -> list[int]:
         if level == "node":
@@ -217,14 +206,17 @@ class AtomicData(FieldHolder):
     def _add(self, name: str, value: Tensor, level: Level) -> None:
         if name in FIELDS:
             raise ConfigurationError(f"{name!r} is a field of the table: assign it, data.{name} = ...")
-        checks.check_free_name(type(self), name)
+        from nvalchemi_lightning.data.batch import Batch
+
+        for owner in (type(self), Batch):
+            checks.check_free_name(owner, name)
         if self._levels.get(name, level) != level:
             raise ConfigurationError(f"{name!r} is already a field on the level {self._levels[name]!r}")
         checks.check_custom(name, value, self._sizes(level)[0], self.positions)
         self._store(name, value, level)
 
-    def _mapped(self, change: Callable[[Tensor], Tensor], names: Iterable[str] | None = None) -> Self:
-        new = super()._mapped(change, names)
+    def _mapped(self, change: Callable[[Tensor], Tensor]) -> Self:
+        new = super()._mapped(change)
         new.__dict__["info"] = {key: change(value) for key, value in self.info.items()}
         return new
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,10 +13,10 @@ from nvalchemi_lightning.data.atomic_data import AtomicData
 from nvalchemi_lightning.data.checks import check_free_name, check_row_shape
 from nvalchemi_lightning.data.collate import join, wrap_levels
 from nvalchemi_lightning.data.counts import Counts
-from nvalchemi_lightning.data.fields import CORE_FIELDS, FIELDS, Level, level_of
+from nvalchemi_lightning.data.fields import FIELDS, Level, level_of
 from nvalchemi_lightning.data.layout import Layout, Parts
 from nvalchemi_lightning.data.select import GraphSlicer, Index, graph_numbers, select_graphs
-from nvalchemi_lightning.errors import ConfigurationError, DataError
+from nvalchemi_lightning.errors import ConfigurationError, ConfigurationTypeError, DataError
 
 __all__ = ["Batch"]
 
@@ -73,9 +74,12 @@ class Batch(Counts):
         DataError
             If the list is empty, if a structure lacks an edge field or an integer field of your own that others have,
             or if fields do not fit together.
+        ConfigurationTypeError
+            If something in the list is not a structure.
         """
         pieces = [
-            data if isinstance(data, AtomicData) else AtomicData.unchecked(data, field_levels) for data in data_list
+            data if isinstance(data, AtomicData) else _wrapped(index, data, field_levels)
+            for index, data in enumerate(data_list)
         ]
         batch = cls._from_parts(join(pieces, exclude_keys))
         return batch if device is None or batch.device == torch.device(device) else batch.to(device)
@@ -148,18 +152,6 @@ class Batch(Counts):
         """Set a field, as by attribute."""
         setattr(self, name, value)
 
-    def __delattr__(self, name: str) -> None:
-        """Remove a field.
-
-        Raises
-        ------
-        DataError
-            If it is one that a batch cannot be without.
-        """
-        if name in CORE_FIELDS:
-            raise DataError(f"a batch cannot be without {name!r}")
-        super().__delattr__(name)
-
     def _drop(self, names: Iterable[str]) -> None:
         super()._drop(names)
         if "edge" not in self._levels.values():
@@ -211,7 +203,7 @@ class Batch(Counts):
         """
         if isinstance(index, str):
             return self._field(index)
-        return self.get_data(index) if isinstance(index, int) else self.index_select(index)
+        return self.get_data(int(index)) if isinstance(index, int | np.integer) else self.index_select(index)
 
     def index_select(self, index: Index, *, drop: Iterable[str] = ()) -> Self:
         """Return a batch of some structures, copied, in the order asked for.
@@ -284,3 +276,11 @@ class Batch(Counts):
         shapes = ", ".join(f"{name} {tuple(value.shape)}" for name, value in self)
         counts = f"{len(self)} structures, {self.num_nodes} atoms, {self.num_edges} edges"
         return f"{type(self).__name__}({counts}: {shapes})"
+
+
+def _wrapped(index: int, data: object, levels: Mapping[str, Level] | None) -> AtomicData:
+    if isinstance(data, Mapping):
+        return AtomicData.unchecked(data, levels)
+    raise ConfigurationTypeError(
+        f"sample {index} must be an AtomicData or a mapping of names to tensors, got {type(data).__name__}"
+    )

@@ -19,6 +19,7 @@ __all__ = [
     "check_free_name",
     "check_row_shape",
     "check_structure",
+    "checked_info",
     "unknown_field",
 ]
 
@@ -49,8 +50,10 @@ def check_structure(given: Mapping[str, object], keep: Set[str]) -> dict[str, Te
         If a name is not in the table.
     """
     positions = given["positions"]
-    if not isinstance(positions, Tensor) or positions.ndim != 2:
-        raise DataError(_wrong_shape(FIELDS["positions"], positions))
+    if not isinstance(positions, Tensor):
+        raise DataError(_no_tensor("positions", positions))
+    if positions.ndim != 2:
+        raise DataError(_wrong_shape(FIELDS["positions"], positions, None))
     sizes: dict[Level, int | None] = {"node": positions.shape[0], "edge": None, "system": 1}
     if positions.shape[0] == 0:
         raise DataError("a structure needs at least one atom, but positions has shape (0, 3)")
@@ -85,7 +88,7 @@ def check_field(
         If the type, shape, dtype, device or a number is wrong.
     """
     if not isinstance(value, Tensor):
-        raise DataError(f"{field.name} must be a torch.Tensor, got {type(value).__name__}; use torch.as_tensor(...)")
+        raise DataError(_no_tensor(field.name, value))
     rows = sizes[field.level]
     if not field.fits(value.shape, rows):
         raise DataError(_wrong_shape(field, value, rows))
@@ -134,9 +137,11 @@ def _check_range(field: Field, value: Tensor, low: int, high: int, what: str) ->
     raise DataError(f"{field.name} holds {value[row].tolist()} at row {row}: not {what} ({low} to {high})")
 
 
-def _wrong_shape(field: Field, value: object, rows: int | None = None) -> str:
-    if not isinstance(value, Tensor):
-        return f"{field.name} must be a torch.Tensor, got {type(value).__name__}; use torch.as_tensor(...)"
+def _no_tensor(name: str, value: object) -> str:
+    return f"{name} must be a torch.Tensor, got {type(value).__name__}; use torch.as_tensor(...)"
+
+
+def _wrong_shape(field: Field, value: Tensor, rows: int | None) -> str:
     letter = field.shape[1]
     with_size = f" with {letter} = {rows}" if rows is not None and letter != "1" else ""
     first = 1 if letter == "1" else rows
@@ -155,11 +160,27 @@ def check_custom(name: str, value: object, rows: int, like: Tensor) -> None:
         If it is not.
     """
     if not isinstance(value, Tensor):
-        raise DataError(f"{name} must be a torch.Tensor, got {type(value).__name__}; use torch.as_tensor(...)")
+        raise DataError(_no_tensor(name, value))
     if not value.ndim or value.shape[0] != rows:
         raise DataError(f"{name} must have {rows} row(s) on this level, got shape {tuple(value.shape)}")
     if value.device != like.device:
         raise DataError(f"{name} is on {value.device} but positions is on {like.device}; move one of them")
+
+
+def checked_info(info: Mapping[str, object]) -> dict[str, Tensor]:
+    """Return a copy of ``info`` whose values are tensors.
+
+    Raises
+    ------
+    DataError
+        If one is not.
+    """
+    checked = {}
+    for name, value in info.items():
+        if not isinstance(value, Tensor):
+            raise DataError(_no_tensor(f"info[{name!r}]", value))
+        checked[name] = value
+    return checked
 
 
 def check_row_shape(name: str, value: object, level: Level, rows: int | None) -> None:
@@ -171,10 +192,12 @@ def check_row_shape(name: str, value: object, level: Level, rows: int | None) ->
         If it is not, or the level has no rows yet (None).
     """
     if not isinstance(value, Tensor):
-        raise DataError(f"{name} must be a torch.Tensor, got {type(value).__name__}; use torch.as_tensor(...)")
+        raise DataError(_no_tensor(name, value))
     field = FIELDS.get(name)
     if rows is None:
         raise DataError(f"assign neighbor_list before {name!r}: there are no edges yet")
+    if field is not None and value.dtype not in field.dtypes:
+        raise DataError(f"{name} must have a dtype of kind {field.kind}, got {value.dtype}")
     if value.shape[:1] != (rows,) if field is None else not field.fits(value.shape, rows):
         row = "..." if field is None else ", ".join(str(size) for size in field.row)
         hint = "; values per atom are added with add_key(...)" if field is None and level == "system" else ""
@@ -192,7 +215,7 @@ def check_free_name(owner: type, name: str) -> None:
     ConfigurationError
         If it does.
     """
-    if name.startswith("_") or hasattr(owner, name) or not name.isidentifier():
+    if name.startswith("_") or name == "info" or hasattr(owner, name) or not name.isidentifier():
         raise ConfigurationError(f"{name!r} cannot be the name of a field; choose another")
 
 

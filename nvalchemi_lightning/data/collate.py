@@ -12,7 +12,7 @@ from nvalchemi_lightning.data.elements import standard_masses
 from nvalchemi_lightning.data.fields import CORE_FIELDS, FIELDS, Level
 from nvalchemi_lightning.data.layout import Parts
 from nvalchemi_lightning.data.segments import Segments
-from nvalchemi_lightning.data.select import move_matrix
+from nvalchemi_lightning.data.select import index_dtype, move_matrix
 from nvalchemi_lightning.errors import DataError
 
 __all__ = ["Piece", "fill_rows", "join", "wrap_levels"]
@@ -24,9 +24,6 @@ class Piece(Protocol):
     _levels: Mapping[str, Level]
     __dict__: dict[str, Any]
     atomic_numbers: Tensor
-
-    @property
-    def num_graphs(self) -> int: ...  # noqa: D102
 
     @property
     def num_nodes(self) -> int: ...  # noqa: D102
@@ -126,8 +123,8 @@ def _concatenate(name: str, level: Level, pieces: Sequence[Piece]) -> Tensor:
     try:
         joined = torch.cat(values)
     except RuntimeError as error:
-        raise DataError(_misfit(name, values)) from error
-    return joined.add_(_edge_offsets(values, pieces, joined)) if name == "neighbor_list" else joined
+        raise DataError(_misfit(name, values, error)) from error
+    return joined + _edge_offsets(values, pieces, joined) if name == "neighbor_list" else joined
 
 
 def fill_rows(name: str, level: Level, piece: Piece, like: Tensor, index: int) -> Tensor:
@@ -155,7 +152,7 @@ def fill_rows(name: str, level: Level, piece: Piece, like: Tensor, index: int) -
         raise DataError(_no_fill(name, level, like, index))
     if missing == "mass":
         return standard_masses(piece.atomic_numbers, like.dtype)
-    rows = piece.num_nodes if level == "node" else piece.num_graphs
+    rows = sum(piece._sizes(level))
     return like.new_full((rows, *like.shape[1:]), float("nan") if missing == "nan" else 0)
 
 
@@ -171,7 +168,7 @@ def _no_fill(name: str, level: Level, like: Tensor, index: int) -> str:
     )
 
 
-def _misfit(name: str, values: Sequence[Tensor]) -> str:
+def _misfit(name: str, values: Sequence[Tensor], error: RuntimeError) -> str:
     first = values[0]
     for index, value in enumerate(values):
         if value.device != first.device:
@@ -179,7 +176,7 @@ def _misfit(name: str, values: Sequence[Tensor]) -> str:
         if value.shape[1:] != first.shape[1:]:
             rows = f"rows of shape {tuple(value.shape[1:])}, but {tuple(first.shape[1:])} in sample 0"
             return f"{name!r} of sample {index} has {rows}"
-    return f"{name!r} cannot be concatenated"
+    return f"{name!r} of the samples does not fit together: {error}"
 
 
 def _node_starts(pieces: Sequence[Piece]) -> list[int]:
@@ -191,7 +188,7 @@ def _node_starts(pieces: Sequence[Piece]) -> list[int]:
 
 
 def _edge_offsets(values: Sequence[Tensor], pieces: Sequence[Piece], like: Tensor) -> Tensor:
-    starts = torch.tensor(_node_starts(pieces), dtype=like.dtype, device=like.device)
+    starts = torch.tensor(_node_starts(pieces), dtype=index_dtype(like), device=like.device)
     return Segments.from_sizes([value.shape[0] for value in values], like.device).spread(starts).unsqueeze(1)
 
 

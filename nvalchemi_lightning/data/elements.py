@@ -16,6 +16,7 @@ __all__ = ["ATOMIC_MASSES", "MAX_ATOMIC_NUMBER", "standard_masses"]
 
 # fmt: off
 ATOMIC_MASSES: tuple[float, ...] = (
+    float("nan"),
     1.008, 4.002602, 6.94, 9.0121831, 10.81, 12.011, 14.007, 15.999, 18.998403163, 20.1797, 22.98976928, 24.305,
     26.9815385, 28.085, 30.973761998, 32.06, 35.45, 39.948, 39.0983, 40.078, 44.955908, 47.867, 50.9415, 51.9961,
     54.938044, 55.845, 58.933194, 58.6934, 63.546, 65.38, 69.723, 72.63, 74.921595, 78.971, 79.904, 83.798, 85.4678,
@@ -29,9 +30,9 @@ ATOMIC_MASSES: tuple[float, ...] = (
     294.214,
 )
 # fmt: on
-"""Masses [amu] of the elements 1 to 118; ``ATOMIC_MASSES[0]`` is hydrogen."""
+"""Masses [amu] by atomic number, 1 to 118; NaN for 0, which is no element."""
 
-MAX_ATOMIC_NUMBER = len(ATOMIC_MASSES)
+MAX_ATOMIC_NUMBER = len(ATOMIC_MASSES) - 1
 
 
 def standard_masses(atomic_numbers: Tensor, dtype: torch.dtype) -> Tensor:
@@ -50,4 +51,4 @@ def standard_masses(atomic_numbers: Tensor, dtype: torch.dtype) -> Tensor:
         Masses [amu], shape (V,), on the device of ``atomic_numbers``.
     """
     table = torch.tensor(ATOMIC_MASSES, dtype=dtype, device=atomic_numbers.device)
-    return table[atomic_numbers.long() - 1]
+    return table[atomic_numbers.long()]

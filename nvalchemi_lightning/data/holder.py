@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from nvalchemi_lightning.data.elements import standard_masses
-from nvalchemi_lightning.data.fields import FIELDS, Level
-from nvalchemi_lightning.errors import LabelNotFoundError, UnknownNameError, nearest
+from nvalchemi_lightning.data.fields import CORE_FIELDS, FIELDS, Level
+from nvalchemi_lightning.errors import DataError, LabelNotFoundError, UnknownNameError, nearest
 
 __all__ = ["FieldHolder"]
 
@@ -73,7 +73,7 @@ class FieldHolder(ABC):
     def _absent(self, name: str) -> AttributeError:
         # Copying and unpickling look up special names before there are any fields.
         message: object = name if name.startswith("_") else self._absent_message(name)
-        return AttributeError(message, name=name, obj=self)
+        return AttributeError(message)
 
     def _readable_default(self, name: str) -> Tensor:
         """Return the value of an unset field that has one: masses from the elements, or zeros that refuse writing."""
@@ -84,10 +84,19 @@ class FieldHolder(ABC):
         return torch.zeros((), dtype=dtype, device=self.device).expand(self.num_nodes, *row)
 
     def __delattr__(self, name: str) -> None:
-        """Remove a field."""
-        if name not in self._levels:
+        """Remove a field.
+
+        Raises
+        ------
+        DataError
+            If it is one that nothing can be without.
+        """
+        if name.startswith("_"):
+            object.__delattr__(self, name)
+        elif name in self._levels:
+            self._drop(self._droppable((name,)))
+        else:
             raise self._absent(name)
-        self._drop((name,))
 
     def _drop(self, names: Iterable[str]) -> None:
         gone = set(names)
@@ -138,12 +147,12 @@ class FieldHolder(ABC):
         """Number of atoms V."""
         return self.positions.shape[0]
 
-    def _mapped(self, change: Callable[[Tensor], Tensor], names: Iterable[str] | None = None) -> Self:
+    def _mapped(self, change: Callable[[Tensor], Tensor]) -> Self:
         """Return a copy whose fields went through ``change``."""
         new = object.__new__(type(self))
         state = new.__dict__
         state.update(self.__dict__)
-        for name in self._levels if names is None else names:
+        for name in self._levels:
             state[name] = change(state[name])
         return new
 
@@ -193,9 +202,13 @@ class FieldHolder(ABC):
         ------
         UnknownNameError
             If a name in ``drop`` is not a field that is set.
+        DataError
+            If it is one that nothing can be without.
         """
+        gone = self._droppable(drop)
         new = self._mapped(torch.clone)
-        new._drop(self._droppable(drop))
+        if gone:
+            new._drop(gone)
         return new
 
     def _droppable(self, names: Iterable[str]) -> tuple[str, ...]:
@@ -203,6 +216,8 @@ class FieldHolder(ABC):
         for name in names:
             if name not in self._levels:
                 raise UnknownNameError(f"cannot drop {name!r}: {self._absent_message(name)}")
+            if name in CORE_FIELDS:
+                raise DataError(f"{name!r} cannot be removed: every structure has it")
         return names
 
     def contiguous(self) -> Self:

@@ -51,7 +51,7 @@ class Layout:
         Raises
         ------
         DataError
-            If the edges have to be counted and their rows are not grouped by graph.
+            If the edges have to be counted, and hold wrong indices or are not grouped by graph.
         """
         if self._edges is None and self._neighbor_list is not None:
             self._edges = _count_edges(self._neighbor_list, self.nodes)
@@ -76,6 +76,8 @@ class Layout:
 
 
 def _count_edges(neighbor_list: Tensor, nodes: Segments) -> Segments:
+    if neighbor_list.shape[0] and not 0 <= int(neighbor_list.min()) <= int(neighbor_list.max()) < nodes.total:
+        raise DataError(f"neighbor_list holds indices that are no atoms of the batch (0 to {nodes.total - 1})")
     graphs = nodes.index[neighbor_list[:, 0].long()]
     if (graphs[1:] < graphs[:-1]).any():
         raise DataError("the rows of neighbor_list are not grouped by structure; sort them by their first column")

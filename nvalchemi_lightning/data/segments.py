@@ -16,20 +16,23 @@ class Segments:
 
     Parameters
     ----------
+    sizes : list of int
+        Rows of each graph.
     counts : Tensor
-        Rows of each graph, int64, shape (B,).
+        The same as a tensor, int64, shape (B,).
+
+    Attributes
+    ----------
     total : int
-        Sum of ``counts``.
-    sizes : list of int or None
-        ``counts`` as Python integers where already known; saves a device synchronisation.
+        Sum of ``sizes``.
     """
 
-    __slots__ = ("_index", "_ptr", "_sizes", "counts", "total")
+    __slots__ = ("_index", "_ptr", "counts", "sizes", "total")
 
-    def __init__(self, counts: Tensor, total: int, sizes: list[int] | None = None) -> None:
+    def __init__(self, sizes: list[int], counts: Tensor) -> None:
+        self.sizes = sizes
         self.counts = counts
-        self.total = total
-        self._sizes = sizes
+        self.total = sum(sizes)
         self._ptr: Tensor | None = None
         self._index: Tensor | None = None
 
@@ -37,14 +40,12 @@ class Segments:
     def from_sizes(cls, sizes: list[int], device: torch.device | str = "cpu") -> Segments:
         """Build from Python integers."""
         # Four times faster than torch.tensor(sizes).
-        counts = torch.from_numpy(np.array(sizes, dtype=np.int64))
-        return cls(counts.to(device), sum(sizes), sizes)
+        return cls(sizes, torch.from_numpy(np.array(sizes, dtype=np.int64)).to(device))
 
     @classmethod
     def from_counts(cls, counts: Tensor | Sequence[int], device: torch.device | str) -> Segments:
-        """Build from counts of any integer dtype; synchronises once where they are on a GPU."""
-        sizes = counts.tolist() if isinstance(counts, Tensor) else list(counts)
-        return cls.from_sizes(sizes, device)
+        """Build from counts of any integer dtype; synchronizes once where they are on a GPU."""
+        return cls.from_sizes(counts.tolist() if isinstance(counts, Tensor) else list(counts), device)
 
     def __len__(self) -> int:
         """Return the number of graphs B."""
@@ -53,13 +54,6 @@ class Segments:
     def __reduce__(self) -> tuple[Callable[..., Segments], tuple[list[int], torch.device]]:
         """Pickle the integers alone: a worker then sends no extra tensors."""
         return type(self).from_sizes, (self.sizes, self.counts.device)
-
-    @property
-    def sizes(self) -> list[int]:
-        """Rows of each graph as Python integers; not to be changed."""
-        if self._sizes is None:
-            self._sizes = self.counts.tolist()
-        return self._sizes
 
     @property
     def ptr(self) -> Tensor:
@@ -85,12 +79,11 @@ class Segments:
     def to(self, device: torch.device | str | int | None, non_blocking: bool = False) -> Segments:
         """Return these segments on a device; the object itself when already there."""
         counts = self.counts.to(device, non_blocking=non_blocking) if device is not None else self.counts
-        return self if counts is self.counts else Segments(counts, self.total, self._sizes)
+        return self if counts is self.counts else Segments(self.sizes, counts)
 
     def select(self, graphs: list[int]) -> Segments:
         """Return the segments of some graphs, in the given order."""
-        sizes = self.sizes
-        return Segments.from_sizes([sizes[graph] for graph in graphs], self.counts.device)
+        return Segments.from_sizes([self.sizes[graph] for graph in graphs], self.counts.device)
 
     def rows(self, graphs: Tensor, selected: Segments) -> Tensor:
         """Return the row indices of some graphs; ``selected`` is ``self.select(graphs)``."""

@@ -14,7 +14,7 @@ from nvalchemi_lightning.data.layout import Parts
 from nvalchemi_lightning.data.segments import Segments
 from nvalchemi_lightning.errors import DataError
 
-__all__ = ["GraphIndexError", "GraphSlicer", "Index", "graph_numbers", "move_matrix", "select_graphs"]
+__all__ = ["GraphIndexError", "GraphSlicer", "Index", "graph_numbers", "index_dtype", "move_matrix", "select_graphs"]
 
 Index: TypeAlias = int | slice | Sequence[int] | Sequence[bool] | Tensor
 
@@ -100,7 +100,13 @@ def select_graphs(parts: Parts, graphs: list[int]) -> Parts:
 
 def move_matrix(matrix: Tensor, offset: Tensor | int, pad: int, new_pad: int) -> Tensor:
     """Add to the atom indices of a neighbor matrix and replace its padding, which are the values from ``pad`` up."""
-    return torch.where(matrix >= pad, new_pad, matrix + offset).to(matrix.dtype)
+    wide = matrix.to(index_dtype(matrix))
+    return torch.where(wide >= pad, new_pad, wide + offset).to(wide.dtype)
+
+
+def index_dtype(indices: Tensor) -> torch.dtype:
+    """Return the dtype for indices into a whole batch: small integers grow to int32, others stay."""
+    return torch.promote_types(indices.dtype, torch.int32)
 
 
 class GraphSlicer:
@@ -141,7 +147,7 @@ class GraphSlicer:
         self, single: dict[str, Tensor], labels: Sequence[str], start: int, has_cell: bool
     ) -> dict[str, Tensor]:
         for name in labels:
-            if single[name].isnan().all():
+            if single[name].numel() and single[name].isnan().all():
                 del single[name]
         if not has_cell and _without_cell(single):
             single = {name: value for name, value in single.items() if name not in ("cell", "pbc")}
