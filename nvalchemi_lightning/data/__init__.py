@@ -10,6 +10,19 @@ from nvalchemi_lightning.errors import nearest
 if TYPE_CHECKING:
     from nvalchemi_lightning.data.atomic_data import AtomicData as AtomicData
     from nvalchemi_lightning.data.batch import Batch as Batch
+    from nvalchemi_lightning.data.compare import differences as differences
+    from nvalchemi_lightning.data.dataloader import DataLoader as DataLoader
+    from nvalchemi_lightning.data.dataset import Dataset as Dataset
+    from nvalchemi_lightning.data.dataset import InMemoryDataset as InMemoryDataset
+    from nvalchemi_lightning.data.dataset import MultiDataset as MultiDataset
+    from nvalchemi_lightning.data.fields import FIELDS as FIELDS
+    from nvalchemi_lightning.data.fields import Field as Field
+    from nvalchemi_lightning.data.sampler import EpochSampler as EpochSampler
+    from nvalchemi_lightning.data.zarr_reader import AtomicDataZarrReader as AtomicDataZarrReader
+    from nvalchemi_lightning.data.zarr_reader import Reader as Reader
+    from nvalchemi_lightning.data.zarr_writer import AtomicDataZarrWriter as AtomicDataZarrWriter
+    from nvalchemi_lightning.data.zarr_writer import ZarrArrayConfig as ZarrArrayConfig
+    from nvalchemi_lightning.data.zarr_writer import ZarrWriteConfig as ZarrWriteConfig
 
 _HOMES = {
     "AtomicData": "atomic_data",

@@ -103,7 +103,9 @@ def test_offsets_first_read_in_inference_mode_can_be_trained_with():
 
 def test_public_names_are_imported_when_used():
     assert data.AtomicData is AtomicData
-    assert "Batch" in dir(data)
+    assert {"Batch", "DataLoader"} <= set(dir(data))
+    for name in data.__all__:
+        assert hasattr(data, name), name
     with pytest.raises(AttributeError, match="has no attribute 'Btch'; did you mean 'Batch'"):
         _ = data.Btch
 
