@@ -109,6 +109,11 @@ class AlchemiModule(LightningModule):
         """Return one callback per observed stage, and the one that steps metric schedulers."""
         return [*stage_callbacks(self), MetricSchedulers()]
 
+    def _attach_missing_callbacks(self) -> None:
+        trainer: Any = self.trainer
+        present = {type(callback) for callback in trainer.callbacks}
+        trainer.callbacks.extend(callback for callback in stage_callbacks(self) if type(callback) not in present)
+
     def configure_optimizers(self) -> Any:
         """Return the recipe's optimizers and schedulers; a second fit gets the same objects."""
         optimizers, schedulers = self.recipe.flat_optimizers()
@@ -161,6 +166,8 @@ class AlchemiModule(LightningModule):
         """Enter the hooks and move the models, before ``SETUP`` fires."""
         self._open = ExitStack()
         self._open.enter_context(self.recipe.lifecycle)
+        self._open.callback(self.recipe.tell_of_new_hooks, None)
+        self.recipe.tell_of_new_hooks(self._attach_missing_callbacks)
         if stage != "fit":
             return
         if not self.recipe.optimizer_configs:

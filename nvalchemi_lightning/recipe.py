@@ -24,7 +24,13 @@ from nvalchemi_lightning.losses import (
 )
 from nvalchemi_lightning.model_inputs import check_models, normalize_models, normalize_optimizer_configs
 from nvalchemi_lightning.optim import OptimizerConfig, OptSchedPair, setup_optimizers
-from nvalchemi_lightning.runtime import freeze_unconfigured_models, train_configured_models, trainable_parameters
+from nvalchemi_lightning.runtime import (
+    freeze_unconfigured_models,
+    iter_qualified_named_parameters,
+    require_parameters,
+    train_configured_models,
+    trainable_parameters,
+)
 from nvalchemi_lightning.stages import TrainingStage
 from nvalchemi_lightning.training_fn import check_call_shape, default_training_fn
 from nvalchemi_lightning.validation.config import ValidationConfig
@@ -84,8 +90,16 @@ class TrainingRecipe(CountedRecipe):
     _target_keys: tuple[str, ...] = PrivateAttr(default=())
     _active_dataloader: Any = PrivateAttr(default=None)
     _deferred: list[Callable[[], None]] = PrivateAttr(default_factory=list)
+    _on_new_hook: Callable[[], None] | None = PrivateAttr(default=None)
     _stop_reason: str | None = PrivateAttr(default=None)
     _scalars: dict[str, Tensor | float] = PrivateAttr(default_factory=dict)
+
+    def __init__(self, **fields: Any) -> None:
+        super().__init__(**fields)
+        # Only now, when nothing can be refused any more, are hooks told about the workflow.
+        hooks, self.hooks = self.hooks, []
+        for hook in hooks:
+            self.register_hook(hook)
 
     # Construction -----------------------------------------------------------------------------------------------
 
@@ -129,14 +143,12 @@ class TrainingRecipe(CountedRecipe):
         return assembler
 
     @model_validator(mode="after")
-    def _check_and_register(self) -> TrainingRecipe:
+    def _check_together(self) -> TrainingRecipe:
         check_models(self.models, self.optimizer_configs, self.devices)
         self._check_training_fn()
         self._target_keys = loss_target_keys(self.loss_fn)
         self._lifecycle = HookLifecycle(self._registry)
-        hooks, self.hooks = self.hooks, []
-        for hook in hooks:
-            self.register_hook(hook)
+        HookRegistry.check_together(hook for hook in self.hooks if not _is_lightning_callback(hook))
         return self
 
     def _check_training_fn(self) -> None:
@@ -165,11 +177,29 @@ class TrainingRecipe(CountedRecipe):
             See `HookRegistry.register`.
         """
         if _is_lightning_callback(hook):
-            self._callbacks.append(hook)
+            self._register_callback(hook, stage)
         else:
             self._registry.register(hook, stage, workflow=self)
-            self._lifecycle.add(hook)
+            try:
+                self._lifecycle.add(hook)
+            except BaseException:
+                self._registry.remove(hook)
+                raise
         self.hooks.append(hook)
+        if self._on_new_hook is not None:
+            self._on_new_hook()
+
+    def _register_callback(self, callback: Any, stage: TrainingStage | None) -> None:
+        name = type(callback).__name__
+        if stage is not None:
+            raise ConfigurationError(f"{name} is a Lightning callback; it has methods instead of a stage ({stage})")
+        if any(callback is known for known in self._callbacks):
+            raise ConfigurationError(f"{name} is registered already; hooks must not contain duplicates")
+        self._callbacks.append(callback)
+
+    def tell_of_new_hooks(self, listener: Callable[[], None] | None) -> None:
+        """Call ``listener`` after every registration, as long as a run is open; None ends that."""
+        self._on_new_hook = listener
 
     @property
     def registry(self) -> HookRegistry:
@@ -271,15 +301,20 @@ class TrainingRecipe(CountedRecipe):
 
     def set_optimizer_parameter_filter(self, names: Iterable[str] | None) -> None:
         """Let only these parameters (``"<model>.<parameter>"``) enter optimizers; None clears the filter."""
-        self._filters["optimizer"] = None if names is None else frozenset(names)
+        self._set_filter("optimizer", names)
 
     def set_trainable_parameter_filter(self, names: Iterable[str] | None) -> None:
         """Freeze every parameter that is not listed while training runs; None clears the filter."""
-        self._filters["trainable"] = None if names is None else frozenset(names)
+        self._set_filter("trainable", names)
 
     def set_force_trainable_parameter_filter(self, names: Iterable[str] | None) -> None:
         """Train these parameters while training runs, whatever their flag says; None clears the filter."""
-        self._filters["forced"] = None if names is None else frozenset(names)
+        self._set_filter("forced", names)
+
+    def _set_filter(self, kind: str, names: Iterable[str] | None) -> None:
+        chosen = None if names is None else frozenset(names)
+        require_parameters(chosen or (), {name for name, _ in iter_qualified_named_parameters(self.models)})
+        self._filters[kind] = chosen
 
     # What the loop asks of the recipe -----------------------------------------------------------------------------
 

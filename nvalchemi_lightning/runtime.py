@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,6 +22,7 @@ __all__ = [
     "move_to_devices",
     "named_models",
     "rehome_optimizer_state",
+    "require_parameters",
     "train_configured_models",
     "trainable_parameters",
     "unwrap_model",
@@ -141,7 +142,7 @@ def trainable_parameters(
         If a name fits no parameter; nothing is changed then.
     """
     named = dict(iter_qualified_named_parameters(models))
-    _require_known((trainable or frozenset()) | (forced or frozenset()), named)
+    require_parameters((trainable or frozenset()) | (forced or frozenset()), named)
     with _flags_restored(named.values()):
         for name, parameter in named.items():
             if trainable is not None and name not in trainable:
@@ -255,7 +256,21 @@ def _split(models: Models, configs: Container[str]) -> tuple[list[nn.Module], li
     return configured, [model for key, model in named.items() if key not in configs]
 
 
-def _require_known(names: Iterable[str], valid: Mapping[str, Any]) -> None:
+def require_parameters(names: Iterable[str], valid: Collection[str]) -> None:
+    """Refuse names that are no parameter.
+
+    Parameters
+    ----------
+    names : iterable of str
+        What was asked for.
+    valid : mapping or set of str
+        The qualified names that exist.
+
+    Raises
+    ------
+    UnknownNameError
+        For the first name that does not exist; gives the nearest one that does.
+    """
     for name in sorted(names):
         if name not in valid:
             raise UnknownNameError(

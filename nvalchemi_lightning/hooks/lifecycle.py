@@ -31,12 +31,12 @@ class HookLifecycle:
         return self._stack is not None
 
     def __enter__(self) -> HookLifecycle:
-        self._depth += 1
         if self._stack is None:
             with ExitStack() as stack:
                 for hook in self._registry:
                     _enter(stack, hook)
                 self._stack = stack.pop_all()
+        self._depth += 1
         return self
 
     def add(self, hook: Hook) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from enum import Enum
 from typing import Any
 
@@ -56,6 +56,8 @@ class HookRegistry:
         A validation forward ignores ``frequency``: a hook that prepares inputs must not miss a batch there.
         """
         self.stage = stage
+        if stage is TrainingStage.AFTER_VALIDATION:
+            self._validations += 1
         hooks = self._table[stage]
         if not hooks:
             return
@@ -70,10 +72,7 @@ class HookRegistry:
             return ctx.step_count
         if counted_by == "epoch":
             return ctx.epoch
-        if counted_by == "validation":
-            self._validations += 1
-            return self._validations
-        return 0
+        return self._validations if counted_by == "validation" else 0
 
     def register(self, hook: Hook, stage: TrainingStage | None = None, *, workflow: Any = None) -> None:
         """Check a hook, tell it about the workflow and append it.
@@ -101,8 +100,29 @@ class HookRegistry:
         on_register = getattr(hook, "on_register", None)
         if on_register is not None:
             on_register(workflow)
-        self._hooks.append(hook)
-        self._table = {each: tuple(h for h in self._hooks if runs_on(h, each)) for each in TrainingStage}
+        self._hold([*self._hooks, hook])
+
+    def remove(self, hook: Hook) -> None:
+        """Forget a hook; nothing happens if it is not registered."""
+        self._hold([known for known in self._hooks if known is not hook])
+
+    @classmethod
+    def check_together(cls, hooks: Iterable[Hook]) -> None:
+        """Check hooks as if they were registered one after the other; none of them is told or changed.
+
+        Raises
+        ------
+        ConfigurationError, ConfigurationTypeError
+            As `register` does.
+        """
+        trial = cls()
+        for hook in hooks:
+            trial._check(hook, None)
+            trial._hold([*trial._hooks, hook])
+
+    def _hold(self, hooks: list[Hook]) -> None:
+        self._hooks = hooks
+        self._table = {stage: tuple(hook for hook in hooks if runs_on(hook, stage)) for stage in TrainingStage}
 
     def _check(self, hook: Hook, stage: TrainingStage | None) -> None:
         name = type(hook).__name__
