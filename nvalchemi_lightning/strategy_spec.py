@@ -331,9 +331,7 @@ def _optimizer_configs(forms: Mapping[str, Any]) -> dict[str, list[OptimizerConf
     configs = {}
     for name, listed in forms.items():
         with _located(f"optimizer_configs[{name!r}]"):
-            configs[_main(name)] = [
-                create_model_spec_from_json(form, kind=OptimizerConfig).build() for form in listed
-            ]
+            configs[_main(name)] = [create_model_spec_from_json(form, kind=OptimizerConfig).build() for form in listed]
     return configs
 
 

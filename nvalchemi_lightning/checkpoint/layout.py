@@ -1,0 +1,195 @@
+"""The folder of checkpoints: names and places.
+
+::
+
+    manifest.json                                the newest index, and which components it has
+    models/<name>/spec.json                      how to build the component
+    models/<name>/checkpoints/<N>.pt             its state at index N
+    optimizers/<name>/...  schedulers/<name>/... likewise
+    hooks/checkpoints/<N>.pt                     states of hooks
+    strategy.json                                recipe and counters of the newest index
+    strategy/checkpoints/<N>.json                the same of index N
+    lightning/checkpoints/<N>.json               the files of index N and their SHA-256; the reference ignores it
+
+The layout is that of the reference (nvalchemi-toolkit 0.3), so either product reads what the other wrote.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from nvalchemi_lightning.errors import ConfigurationError, StoreError
+
+__all__ = [
+    "HOOKS",
+    "MANIFEST",
+    "SCHEMA_VERSION",
+    "STRATEGY",
+    "component_names",
+    "indices",
+    "locate",
+    "manifest",
+    "read_json",
+    "record_file",
+    "spec_file",
+    "state_file",
+    "strategy_file",
+]
+
+SCHEMA_VERSION = 1
+MANIFEST = "manifest.json"
+STRATEGY = "strategy.json"
+HOOKS = "hooks"
+
+_ALIAS = re.compile(r"(?P<kind>step|epoch)_(?P<count>\d+)|final")
+
+
+def component_names(kind: str, configs: Mapping[str, Sequence[Any]]) -> dict[str, list[str]]:
+    """Return the names of a kind of component by model.
+
+    Parameters
+    ----------
+    kind : {"optimizer", "scheduler"}
+        What the names end with.
+    configs : mapping of str to sequence
+        One entry per component; several on one model are numbered.
+    """
+    return {
+        model: [f"{model}_{kind}" if len(listed) == 1 else f"{model}_{kind}_{i}" for i in range(len(listed))]
+        for model, listed in configs.items()
+    }
+
+
+def state_file(component: str, index: int) -> str:
+    """Return where the state of a component lies, such as ``"models/main"`` or ``HOOKS``."""
+    return f"{component}/checkpoints/{index}.pt"
+
+
+def spec_file(component: str) -> str:
+    """Return where the recipe of a component lies."""
+    return f"{component}/spec.json"
+
+
+def strategy_file(index: int) -> str:
+    """Return where recipe and counters of an index lie."""
+    return f"strategy/checkpoints/{index}.json"
+
+
+def record_file(index: int) -> str:
+    """Return where the list of files of an index lies."""
+    return f"lightning/checkpoints/{index}.json"
+
+
+def manifest(index: int, components: Sequence[str], associations: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what ``manifest.json`` says.
+
+    Parameters
+    ----------
+    index : int
+        The newest index.
+    components : sequence of str
+        Such as ``"models/main"``.
+    associations : mapping
+        Per model its optimizers, schedulers, and which belongs to which.
+    """
+    names = {
+        kind: sorted(component.partition("/")[2] for component in components if component.startswith(f"{kind}/"))
+        for kind in ("models", "optimizers", "schedulers")
+    }
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "checkpoint_index": index,
+        **names,
+        "associations": dict(associations),
+    }
+
+
+def read_json(path: Path) -> Any:
+    """Return the content of a JSON file.
+
+    Raises
+    ------
+    StoreError
+        If it is damaged, naming the path.
+    FileNotFoundError
+        If it does not exist.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise StoreError(f"{path} is damaged: {error}; restore it or load another checkpoint_index") from error
+
+
+def indices(root: Path) -> list[int]:
+    """Return the indices that a folder holds, complete or not, in order."""
+    found = {
+        int(path.stem)
+        for pattern in ("strategy/checkpoints/*.json", "lightning/checkpoints/*.json", "models/*/checkpoints/*.pt")
+        for path in root.glob(pattern)
+        if path.stem.isdecimal()
+    }
+    return sorted(found)
+
+
+def locate(path: str | Path, index: int = -1) -> tuple[Path, int]:
+    """Return the folder and the index that a path stands for.
+
+    Parameters
+    ----------
+    path : str or Path
+        A folder of checkpoints, or one followed by ``step_<K>`` (after K executed steps), ``epoch_<K>`` (at the end
+        of K epochs) or ``final`` (the newest).
+    index : int
+        An index of the folder; -1 is the newest.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is no such folder or nothing in it fits; it lists what there is.
+    ConfigurationError
+        If the index is below -1, or both a name and an index are given.
+    """
+    if not isinstance(index, int) or isinstance(index, bool) or index < -1:
+        raise ConfigurationError(f"checkpoint_index must be an integer >= 0, or -1 for the newest; got {index!r}")
+    path = Path(path)
+    alias = _ALIAS.fullmatch(path.name)
+    if path.is_dir() or alias is None:
+        return path, index
+    if index != -1:
+        raise ConfigurationError(
+            f"{path} names a checkpoint already, so checkpoint_index={index} contradicts it; give {path.parent} "
+            "or leave the index out"
+        )
+    return path.parent, -1 if alias["kind"] is None else _counted(path.parent, alias["kind"], int(alias["count"]))
+
+
+def _counted(root: Path, kind: str, count: int) -> int:
+    """Return the newest index that was saved at a count."""
+    states = {index: _counts(root / strategy_file(index)) for index in indices(root)}
+    found = [index for index, state in states.items() if _name(kind, state) == f"{kind}_{count}"]
+    if not found:
+        names = dict.fromkeys(name for state in states.values() for name in _names(state))
+        raise FileNotFoundError(f"{root} has no checkpoint {kind}_{count}; it has {', '.join(names) or 'none'}")
+    return max(found)
+
+
+def _counts(path: Path) -> Mapping[str, Any]:
+    try:
+        state = read_json(path).get("runtime_state")
+    except (OSError, StoreError, AttributeError):
+        return {}
+    return state if isinstance(state, Mapping) else {}
+
+
+def _name(kind: str, state: Mapping[str, Any]) -> str | None:
+    if kind == "epoch" and state.get("epoch_step_count") != 0:
+        return None
+    return f"{kind}_{state[f'{kind}_count']}" if f"{kind}_count" in state else None
+
+
+def _names(state: Mapping[str, Any]) -> list[str]:
+    return [name for kind in ("step", "epoch") if (name := _name(kind, state)) is not None]

@@ -1,0 +1,206 @@
+"""Put what was read from a checkpoint into a live strategy."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain, repeat
+from typing import Any
+
+from torch import Tensor, nn
+
+from nvalchemi_lightning.checkpoint.layout import component_names
+from nvalchemi_lightning.checkpoint.reference_names import in_own_names
+from nvalchemi_lightning.checkpoint.snapshot import (
+    keyed_hooks,
+    model_state,
+    named_optimizers,
+    optimized_names,
+    plain_name,
+)
+from nvalchemi_lightning.checkpoint.store import Stored
+from nvalchemi_lightning.errors import ConfigurationError, LabelNotFoundError
+from nvalchemi_lightning.optim import OptSchedPair
+from nvalchemi_lightning.runtime import move_to_devices, unwrap_model
+from nvalchemi_lightning.specs import dotted_path
+from nvalchemi_lightning.strategy_spec import restore_counters
+
+__all__ = ["adopt_dtypes", "apply"]
+
+_CONFIG_KEYS = ("optimizer_cls", "optimizer_kwargs", "scheduler_cls", "scheduler_kwargs")
+
+
+def apply(strategy: Any, stored: Stored, *, new_configs: bool = False) -> None:
+    """Load weights, optimizers, schedulers, counters and hook states, in this order.
+
+    Parameters
+    ----------
+    strategy : TrainingStrategy
+        The live strategy; its devices stay what they are.
+    stored : Stored
+        What was read.
+    new_configs : bool
+        Whether a live optimizer config that differs from the saved one wins: its optimizer keeps the moments of the
+        checkpoint, if the class is the same, but takes the new hyperparameters, and its schedule begins anew.
+
+    Raises
+    ------
+    LabelNotFoundError
+        If the checkpoint has a component that the strategy lacks.
+    ConfigurationError
+        If names, shapes or parameters differ. In both cases nothing is changed.
+    """
+    recipe = stored.strategy or {}
+    models = {name: stored.states[f"models/{name}"] for name in strategy.models if f"models/{name}" in stored.states}
+    _require_live(stored, "models", strategy.models)
+    for name, state in models.items():
+        _check_model(name, strategy.models[name], state)
+    with strategy.training_mode():  # parameters that only train during a run belong to the optimizers too
+        pairs = strategy.optimizers()
+    changed = _changed(strategy, recipe) if new_configs else {}
+    if not new_configs:
+        _require_live_optimizers(stored, pairs)
+    _check_parameters(strategy.models, pairs, stored)
+    for name, state in models.items():
+        _load_model(strategy.models[name], state)
+    move_to_devices(strategy.models, strategy.devices)
+    _load_optimizers(pairs, stored, changed)
+    restore_counters(strategy, recipe.get("runtime_state"))
+    _load_hooks(strategy.hooks, stored.hooks)
+
+
+def adopt_dtypes(model: nn.Module, state: Mapping[str, Any]) -> None:
+    """Give the tensors of a freshly built model the dtypes of the saved ones, so that loading loses nothing.
+
+    Parameters
+    ----------
+    model : nn.Module
+        Changed in place; parameters keep their identity.
+    state : mapping of str to Tensor
+        The saved state.
+    """
+    for name, tensor in chain(model.named_parameters(), model.named_buffers()):
+        saved = state.get(plain_name(name))
+        if isinstance(saved, Tensor) and saved.dtype != tensor.dtype:
+            tensor.data = tensor.data.to(saved.dtype)
+
+
+def _require_live(stored: Stored, kind: str, live: Iterable[str]) -> None:
+    names, saved = sorted(live), [name.partition("/")[2] for name in stored.states if name.startswith(f"{kind}/")]
+    missing = [name for name in saved if name not in names]
+    if missing:
+        raise LabelNotFoundError(
+            f"Checkpoint contains {kind.removesuffix('s')}(s) not present in the live strategy: {missing}; "
+            f"the strategy has {names}"
+        )
+
+
+def _require_live_optimizers(stored: Stored, pairs: Mapping[str, list[OptSchedPair]]) -> None:
+    named = list(named_optimizers(pairs))
+    _require_live(stored, "optimizers", [optimizer for _, optimizer, _, _ in named])
+    _require_live(stored, "schedulers", [name for _, _, name, (_, scheduler) in named if scheduler is not None])
+
+
+def _check_model(name: str, model: nn.Module, state: Mapping[str, Any]) -> None:
+    live = model_state(model)
+    lacking, additional = sorted(live.keys() - state.keys()), sorted(state.keys() - live.keys())
+    if lacking or additional:
+        raise ConfigurationError(
+            f"models[{name!r}] does not fit: the checkpoint lacks {lacking} and has {additional} in addition; "
+            "use the model, and the hooks that change it, of the run that was saved"
+        )
+    for key, value in state.items():
+        if isinstance(value, Tensor) and value.shape != live[key].shape:
+            raise ConfigurationError(
+                f"models[{name!r}] does not fit: {key} has shape {tuple(live[key].shape)}, in the checkpoint "
+                f"{tuple(value.shape)}; use the arguments that the model was trained with"
+            )
+
+
+def _check_parameters(models: Mapping[str, nn.Module], pairs: Mapping[str, list[OptSchedPair]], stored: Stored) -> None:
+    """Refuse moments that would land on another parameter."""
+    names = optimized_names(models)
+    for model, optimizer_name, _, (optimizer, _) in named_optimizers(pairs):
+        state = stored.states.get(f"optimizers/{optimizer_name}")
+        if state is None:
+            continue
+        live = names(optimizer)
+        associations = stored.manifest.get("associations", {}).get(model, {})
+        saved = associations.get("optimizer_parameter_names", {}).get(optimizer_name)
+        if saved is not None and saved != live:
+            raise ConfigurationError(_difference(optimizer_name, live, saved))
+        sizes = [len(group["params"]) for group in state["param_groups"]]
+        if sizes != [len(group["params"]) for group in optimizer.param_groups]:
+            raise ConfigurationError(
+                f"{optimizer_name} has parameter groups of {[len(g['params']) for g in optimizer.param_groups]} "
+                f"parameters, in the checkpoint {sizes}; freeze and group parameters as in the run that was saved"
+            )
+
+
+def _difference(optimizer: str, live: Sequence[str], saved: Sequence[str]) -> str:
+    added, removed = [n for n in live if n not in saved], [n for n in saved if n not in live]
+    what = f"added: {added}, removed: {removed}" if added or removed else "the same parameters in another order"
+    return (
+        f"{optimizer} does not train the parameters of the checkpoint ({what}); its moments would land on the wrong "
+        "ones. Freeze and define parameters as in the run that was saved"
+    )
+
+
+def _changed(strategy: Any, recipe: Mapping[str, Any]) -> dict[str, bool]:
+    """Return the optimizers whose configs differ from the saved ones, and whether at least the class is the same."""
+    saved = recipe.get("optimizer_configs", {})
+    names = component_names("optimizer", strategy.optimizer_configs)
+    changed = {}
+    for model, configs in strategy.optimizer_configs.items():
+        forms = chain(saved.get(model, ()), repeat({}))
+        for name, config, form in zip(names[model], configs, forms, strict=False):
+            if _form(config) != _form(form):
+                changed[name] = form.get("optimizer_cls") == dotted_path(config.optimizer_cls)
+    return changed
+
+
+def _load_optimizers(pairs: Mapping[str, list[OptSchedPair]], stored: Stored, changed: Mapping[str, bool]) -> None:
+    for _, optimizer_name, scheduler_name, (optimizer, scheduler) in named_optimizers(pairs):
+        state = stored.states.get(f"optimizers/{optimizer_name}")
+        if state is None or not changed.get(optimizer_name, True):
+            continue
+        if optimizer_name in changed:
+            optimizer.load_state_dict({**state, "param_groups": optimizer.state_dict()["param_groups"]})
+            continue
+        optimizer.load_state_dict(state)
+        if scheduler is not None and f"schedulers/{scheduler_name}" in stored.states:
+            scheduler.load_state_dict(stored.states[f"schedulers/{scheduler_name}"])
+
+
+def _load_model(model: nn.Module, state: Mapping[str, Any]) -> None:
+    model = unwrap_model(model)
+    model.load_state_dict({name: state[plain_name(name)] for name in model.state_dict()})
+
+
+def _load_hooks(hooks: Any, saved: Mapping[str, Any]) -> None:
+    states = {}
+    for key, state in saved.items():
+        path, _, occurrence = key.rpartition(":")
+        states[f"{in_own_names(path)}:{occurrence}"] = state
+    for key, hook in keyed_hooks(hooks).items():
+        if key in states:
+            hook.load_state_dict(states.pop(key))
+        elif hook.state_dict():
+            warnings.warn(
+                f"the checkpoint has no state of the hook {key}, which begins anew; leave the hook out if that is "
+                "not what you want",
+                stacklevel=4,
+            )
+    if states:
+        warnings.warn(
+            f"the checkpoint has states of hooks that are not there: {sorted(states)}; pass such hooks (hooks=[...]) "
+            "to go on exactly, or ignore this if you only need the weights",
+            stacklevel=4,
+        )
+
+
+def _form(config: Any) -> dict[str, Any]:
+    """Return what two optimizer configs, live or saved, are compared by."""
+    form = config if isinstance(config, Mapping) else json.loads(config.to_spec().model_dump_json())
+    return {key: form.get(key) for key in _CONFIG_KEYS}

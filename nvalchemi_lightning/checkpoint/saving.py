@@ -1,0 +1,167 @@
+"""Save a strategy, load one, restore a live one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from nvalchemi_lightning.checkpoint.restoring import adopt_dtypes, apply
+from nvalchemi_lightning.checkpoint.snapshot import take_snapshot
+from nvalchemi_lightning.checkpoint.store import Stored, read, write
+from nvalchemi_lightning.errors import ConfigurationError
+from nvalchemi_lightning.runtime import named_models
+from nvalchemi_lightning.strategy_spec import strategy_class
+
+__all__ = ["load", "restore", "save"]
+
+StrategyT = TypeVar("StrategyT")
+
+
+def save(strategy: Any, root: str | Path, *, checkpoint_index: int = -1) -> int:
+    """Save a strategy: weights, optimizers, schedulers, counters and states of hooks.
+
+    Parameters
+    ----------
+    strategy : TrainingStrategy
+        Anything with its fields and methods.
+    root : str or Path
+        The folder of checkpoints; made if absent.
+    checkpoint_index : int
+        A slot to fill or to overwrite; -1 is the one after the newest.
+
+    Returns
+    -------
+    int
+        The index of the checkpoint.
+
+    Raises
+    ------
+    ConfigurationError
+        If a model has no recipe, or something cannot be stored; nothing is written then.
+    OSError
+        If the folder cannot be written; earlier checkpoints are untouched.
+    """
+    return write(root, take_snapshot(strategy), checkpoint_index)
+
+
+def restore(strategy: Any, root: str | Path, checkpoint_index: int = -1, map_location: Any = None) -> dict[str, Any]:
+    """Load a checkpoint into a live strategy.
+
+    Parameters
+    ----------
+    strategy : TrainingStrategy
+        Its models, optimizers and hooks must be those of the saved run; further models are left alone. Its own
+        ``devices`` say where everything lives afterwards.
+    root : str or Path
+        The folder, or a name in it: ``step_<K>``, ``epoch_<K>`` or ``final``.
+    checkpoint_index : int
+        Which one; -1 is the newest complete one.
+    map_location : str or torch.device, optional
+        Accepted because the reference has it; tensors are always read on the CPU first.
+
+    Returns
+    -------
+    dict
+        ``strategy``, ``models``, ``manifest``, ``checkpoint_index``, ``source`` and ``strategy_metadata``.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is no such checkpoint.
+    StoreError
+        If a file of it is damaged.
+    LabelNotFoundError
+        If it has a component that the strategy lacks. It is a `KeyError`.
+    ConfigurationError
+        If it does not fit the strategy, or no strategy wrote it. The strategy is not changed.
+    """
+    stored = read(root, checkpoint_index)
+    _require_strategy(stored)
+    apply(strategy, stored)
+    return {
+        "strategy": strategy,
+        "models": strategy.models,
+        "manifest": stored.manifest,
+        "checkpoint_index": stored.index,
+        "source": {"format": "native", "path": str(stored.root)},
+        "strategy_metadata": stored.strategy,
+    }
+
+
+def load(
+    cls: type[StrategyT],
+    root: str | Path,
+    checkpoint_index: int = -1,
+    map_location: Any = None,
+    *,
+    models: nn.Module | Mapping[str, nn.Module] | None = None,
+    hooks: Iterable[Any] | None = None,
+    training_fn: Callable[..., Any] | str | None = None,
+    **overrides: Any,
+) -> StrategyT:
+    """Rebuild a strategy from a checkpoint.
+
+    Parameters
+    ----------
+    cls : type
+        What the saved class must be or derive from; its ``from_spec_dict`` builds.
+    root : str or Path
+        The folder, or a name in it: ``step_<K>``, ``epoch_<K>`` or ``final``.
+    checkpoint_index : int
+        Which one; -1 is the newest complete one.
+    map_location : str or torch.device, optional
+        Replaces the saved ``devices``.
+    models : nn.Module or mapping of str to nn.Module, optional
+        Live models that get the weights, instead of building them; all of them, by the saved names.
+    hooks : iterable, optional
+        The hooks of the run; those with a saved state get it back.
+    training_fn : callable or str, optional
+        Replaces the saved one.
+    **overrides
+        ``loss_target_assembler``, ``validation_config``, ``devices``, ``num_epochs``, ``num_steps`` or
+        ``optimizer_configs``. An optimizer config that differs from the saved one keeps the moments, if the class of
+        the optimizer is the same, takes the new hyperparameters and begins its schedule anew.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is no such checkpoint.
+    StoreError
+        If a file of it is damaged.
+    ConfigurationError
+        If no strategy wrote it, or a part of it cannot be built.
+    UntrustedPathError
+        If it names something outside the trusted packages.
+    """
+    stored = read(root, checkpoint_index)
+    recipe = _require_strategy(stored)
+    if map_location is not None:
+        overrides["devices"] = [torch.device(map_location)]
+    _require_all_models(stored, models)
+    concrete: Any = strategy_class(recipe.get("strategy_cls"), cls)
+    strategy = concrete.from_spec_dict(recipe, models=models, hooks=hooks, training_fn=training_fn, **overrides)
+    if models is None:
+        for name, model in strategy.models.items():
+            adopt_dtypes(model, stored.states[f"models/{name}"])
+    apply(strategy, stored, new_configs="optimizer_configs" in overrides)
+    return strategy  # type: ignore[no-any-return]
+
+
+def _require_strategy(stored: Stored) -> dict[str, Any]:
+    if stored.strategy is None:
+        raise ConfigurationError(
+            f"{stored.root} holds components only; this requires a checkpoint saved from a TrainingStrategy"
+        )
+    return stored.strategy
+
+
+def _require_all_models(stored: Stored, models: Any) -> None:
+    saved = sorted(name.partition("/")[2] for name in stored.states if name.startswith("models/"))
+    if models is not None and sorted(named_models(models)) != saved:
+        raise ConfigurationError(
+            f"models= has {sorted(named_models(models))}, the checkpoint has {saved}; pass exactly these"
+        )
