@@ -14,7 +14,6 @@ from nvalchemi_lightning.data.batch import Batch
 from nvalchemi_lightning.data.dataloader import DataLoader
 from nvalchemi_lightning.data.dataset import Dataset, InMemoryDataset
 from nvalchemi_lightning.data.transforms import BatchTransform, SampleTransform, check_transforms
-from nvalchemi_lightning.data.zarr_reader import AtomicDataZarrReader
 from nvalchemi_lightning.errors import ConfigurationError
 
 __all__ = ["AtomicDataModule", "Source"]
@@ -138,6 +137,8 @@ class AtomicDataModule(LightningDataModule):
         if source is None:
             raise ConfigurationError(f"there is no {name} set; give AtomicDataModule({name}=...)")
         if isinstance(source, (str, os.PathLike)):
+            from nvalchemi_lightning.data.zarr_reader import AtomicDataZarrReader
+
             return Dataset(AtomicDataZarrReader(source, fields=self._fields), transforms)
         if isinstance(source, Dataset):
             return Dataset(source.reader, (*source.transforms, *transforms)) if transforms else source

@@ -137,6 +137,7 @@ class DataLoader(torch.utils.data.DataLoader[Batch]):
             multiprocessing_context=multiprocessing_context,
             **options,
         )
+        self._order = self.sampler if isinstance(self.sampler, EpochSampler) else None
         self._clock = _clock_of(self.batch_sampler)
         self._pending = _Position()
         self._begun = 0
@@ -163,9 +164,13 @@ class DataLoader(torch.utils.data.DataLoader[Batch]):
         return self.batch_sampler
 
     @property
-    def _step(self) -> int:
-        """Samples over all ranks that one batch takes."""
-        return (self.batch_size or 1) * rank_and_world()[1]
+    def _unit(self) -> int:
+        """What a batch adds to the position: samples over all ranks; 1 with a sampler of one's own."""
+        return 1 if self._order is None else (self.batch_size or 1) * rank_and_world()[1]
+
+    @property
+    def _position(self) -> int:
+        return self._begun + self._drawn * self._unit
 
     def _remaining(self, epoch: int) -> Iterator[list[int]]:
         """Return the index lists of the pass that begins, without those before its position."""
@@ -173,12 +178,11 @@ class DataLoader(torch.utils.data.DataLoader[Batch]):
         if position.epoch not in (None, epoch):
             position = _Position()
         self._drawn = 0
-        if not isinstance(self.sampler, EpochSampler):
+        if self._order is None:
             self._begun = position.batches
             return islice(iter(self._batches), position.batches, None)
-        if position != _Position():
-            self.sampler.start = position.batches * self._step if position.samples is None else position.samples
-        self._begun = self.sampler.start
+        begin = position.batches * self._unit if position.samples is None else position.samples
+        self._order.start = self._begun = begin or self._order.start
         return iter(self._batches)
 
     def _tell_samplers(self, epoch: int) -> None:
@@ -239,10 +243,8 @@ class DataLoader(torch.utils.data.DataLoader[Batch]):
             return self._state(self._clock.number, self._pending.batches, self._pending.samples)
         if self._is_finished():
             return self._state(self._clock.number + 1, 0, None)
-        if not isinstance(self.sampler, EpochSampler):
-            return self._state(self._clock.number, self._begun + self._drawn, None)
-        samples = self._begun + self._drawn * self._step
-        return self._state(self._clock.number, samples // self._step, samples)
+        samples = None if self._order is None else self._position
+        return self._state(self._clock.number, self._position // self._unit, samples)
 
     def _state(self, epoch: int, batches: int, samples: int | None) -> dict[str, int]:
         state = {"epoch": epoch, "batches": batches}
@@ -262,19 +264,25 @@ class DataLoader(torch.utils.data.DataLoader[Batch]):
         self._pending = _Position(state["batches"], state.get("samples"), state["epoch"])
 
     def _is_finished(self) -> bool:
-        if isinstance(self.sampler, EpochSampler):
-            left = self.sampler.remaining(self._begun + self._drawn * self._step)
-            return left < ((self.batch_size or 1) if self.drop_last else 1)
-        return hasattr(self._batches, "__len__") and self._begun + self._drawn >= len(self._batches)
+        if self._order is not None:
+            return self._order.remaining(self._position) < self._smallest_batch
+        return hasattr(self._batches, "__len__") and self._position >= len(self._batches)
+
+    @property
+    def _smallest_batch(self) -> int:
+        return (self.batch_size or 1) if self.drop_last else 1
+
+    def _needed_samples(self, world: int) -> int:
+        """Return how many samples give every rank a batch, or one rank in an evaluation."""
+        if self._order is None:
+            return 1
+        if self._order.pad:
+            return max(world, world * (self._smallest_batch - 1) + 1)
+        return world * self._smallest_batch if self.drop_last else 1
 
     def _check_not_empty(self) -> None:
         samples, (_, world) = len(self.dataset), rank_and_world()  # type: ignore[arg-type]
-        needed = 1
-        if isinstance(self.sampler, EpochSampler):
-            per_rank = (self.batch_size or 1) if self.drop_last else 1
-            needed = world * (per_rank - 1) + 1 if self.sampler.pad and per_rank > 1 else per_rank * world
-            if not self.sampler.pad and not self.drop_last:
-                needed = 1
+        needed = self._needed_samples(world)
         if samples < needed:
             raise ConfigurationError(
                 f"there is no batch for some rank: {samples} sample(s), batch size {self.batch_size}, {world} rank(s), "

@@ -14,8 +14,8 @@ from nvalchemi_lightning.data.batch import Batch
 from nvalchemi_lightning.data.collate import fill_rows
 from nvalchemi_lightning.data.fields import Level
 from nvalchemi_lightning.data.indices import resolve_indices
+from nvalchemi_lightning.data.reader import Reader
 from nvalchemi_lightning.data.transforms import SampleTransform, apply_transforms, check_transforms, random_state_of
-from nvalchemi_lightning.data.zarr_reader import Reader
 from nvalchemi_lightning.errors import ConfigurationError, ConfigurationTypeError
 
 __all__ = ["Dataset", "InMemoryDataset", "MultiDataset"]

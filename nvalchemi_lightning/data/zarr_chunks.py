@@ -72,7 +72,7 @@ class StoredRows:
 
     def __init__(self, array: zarr.Array[Any], store: str, cache: ChunkCache) -> None:
         self.row_shape = array.shape[1:]
-        self.dtype = array.dtype
+        self.dtype = array.dtype.newbyteorder("=")
         self._path = array.path
         self._cache = cache
         self._rows = array.chunks[0]

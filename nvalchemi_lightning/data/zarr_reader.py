@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol, Self, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 from nvalchemi_lightning.data.batch import Batch
 from nvalchemi_lightning.data.fields import CORE_FIELDS, LEVELS, Level
 from nvalchemi_lightning.data.indices import IndexLike, resolve_indices
+from nvalchemi_lightning.data.reader import Reader
 from nvalchemi_lightning.data.zarr_chunks import ChunkCache, StoredRows
 from nvalchemi_lightning.data.zarr_layout import (
     StoredField,
@@ -31,19 +32,6 @@ from nvalchemi_lightning.errors import ConfigurationError, StoreError, UnknownNa
 __all__ = ["AtomicDataZarrReader", "Reader"]
 
 Levels: TypeAlias = "dict[Level, dict[str, NDArray[Any]]]"
-
-
-class Reader(Protocol):
-    """What a data set reads from."""
-
-    @property
-    def name(self) -> str:
-        """What messages call it."""
-
-    def __len__(self) -> int: ...
-
-    def read_batch(self, indices: Sequence[int]) -> Batch:
-        """Return the structures at these positions, in this order, as one batch."""
 
 
 class AtomicDataZarrReader:
@@ -157,7 +145,7 @@ class AtomicDataZarrReader:
         opened = self._here
         logical = resolve_indices(indices, len(self), self.name)
         samples = opened.index.active[logical]
-        levels = opened.levels(samples, opened.index.atoms.starts(samples))
+        levels = opened.levels(samples, opened.index.atoms.starts[samples])
         rows = zip(*(_pieces(levels[level], opened.sizes(level, samples)) for level in LEVELS), strict=True)
         return [
             ({**node, **edge, **system}, self._origin(int(place), int(sample)))
@@ -188,7 +176,7 @@ class AtomicDataZarrReader:
             raise IndexError(f"{self.name}: cannot make a batch of no samples")
         atoms = opened.index.atoms
         sizes = atoms.sizes[samples]
-        levels = opened.levels(samples, atoms.starts(samples) - (np.cumsum(sizes) - sizes))
+        levels = opened.levels(samples, atoms.starts[samples] - (np.cumsum(sizes) - sizes))
         tensors = {level: {name: torch.from_numpy(rows) for name, rows in levels[level].items()} for level in LEVELS}
         return Batch.from_levels(
             node=tensors["node"],
@@ -221,18 +209,12 @@ def _pieces(fields: dict[str, NDArray[Any]], sizes: NDArray[np.int64]) -> Iterat
 
 
 class _Segments:
-    """Where the rows of each stored structure begin and end."""
+    """Where the rows of each stored structure begin and how many there are."""
 
     def __init__(self, ptr: NDArray[np.int64]) -> None:
-        self._ptr = ptr
+        self.starts = ptr[:-1]
         self.sizes = np.diff(ptr)
-
-    def starts(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
-        return self._ptr[samples]
-
-    @property
-    def total(self) -> int:
-        return int(self._ptr[-1])
+        self.total = int(ptr[-1])
 
 
 @dataclass(frozen=True)
@@ -280,16 +262,20 @@ class _Opened:
         active = self.index.active
         return active[resolve_indices(indices, len(active), self._name)]
 
+    def starts(self, level: Level, samples: NDArray[np.int64]) -> NDArray[np.int64]:
+        return samples if level == "system" else self._segments(level).starts[samples]
+
     def sizes(self, level: Level, samples: NDArray[np.int64]) -> NDArray[np.int64]:
-        if level == "system":
-            return np.ones_like(samples)
-        return (self.index.atoms if level == "node" else self.index.edges).sizes[samples]
+        return np.ones_like(samples) if level == "system" else self._segments(level).sizes[samples]
+
+    def _segments(self, level: Level) -> _Segments:
+        return self.index.atoms if level == "node" else self.index.edges
 
     def levels(self, samples: NDArray[np.int64], offsets: NDArray[np.int64]) -> Levels:
         """Return the rows of all fields; ``offsets`` are subtracted from each structure's atom numbers."""
         found: Levels = {level: {} for level in LEVELS}
         for level in LEVELS:
-            starts = samples if level == "system" else self._starts(level, samples)
+            starts = self.starts(level, samples)
             stops = starts + self.sizes(level, samples)
             for name, field in self.fields.items():
                 if field.level == level:
@@ -298,9 +284,6 @@ class _Opened:
         if "neighbor_list" in found["edge"]:
             found["edge"]["neighbor_list"] = self._rebased(found["edge"]["neighbor_list"], samples, offsets)
         return found
-
-    def _starts(self, level: Level, samples: NDArray[np.int64]) -> NDArray[np.int64]:
-        return (self.index.atoms if level == "node" else self.index.edges).starts(samples)
 
     def _rows(self, field: StoredField) -> StoredRows:
         if field.name not in self._arrays:
@@ -311,7 +294,7 @@ class _Opened:
 
     def _check_length(self, array: zarr.Array[Any], field: StoredField) -> None:
         samples = len(self.index.atoms.sizes)
-        rows = {"node": self.index.atoms.total, "edge": self.index.edges.total, "system": samples}[field.level]
+        rows = samples if field.level == "system" else self._segments(field.level).total
         if array.shape[0] < rows:
             raise StoreError(
                 f"{self._name}: {field.path} has {array.shape[0]} rows but {samples} samples need {rows}; samples were "
@@ -330,7 +313,7 @@ class _Opened:
     def _rebased(self, neighbors: NDArray[Any], samples: NDArray[np.int64], offsets: NDArray[np.int64]) -> NDArray[Any]:
         """Return the neighbor list with the offset of each structure subtracted from its atom numbers."""
         edges = self.sizes("edge", samples)
-        first = np.repeat(self.index.atoms.starts(samples), edges)[:, None]
+        first = np.repeat(self.index.atoms.starts[samples], edges)[:, None]
         size = np.repeat(self.sizes("node", samples), edges)[:, None]
         bad = ((neighbors < first) | (neighbors >= first + size)).any(axis=1)
         if bad.any():

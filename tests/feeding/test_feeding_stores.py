@@ -136,9 +136,8 @@ def test_feeding_store_without_attributes_is_read_by_field_names(shared, tmp_pat
 @st.composite
 def histories(draw):
     """Draw a sequence of writes, appends and deletions, with options."""
-    steps = [("write", draw(st.integers(1, 6)))]
-    for _ in range(draw(st.integers(0, 5))):
-        steps.append((draw(st.sampled_from(["append", "delete"])), draw(st.integers(1, 6))))
+    later = st.tuples(st.sampled_from(["append", "delete"]), st.integers(1, 6))
+    steps = [("write", draw(st.integers(1, 6))), *draw(st.lists(later, max_size=5))]
     return steps, draw(st.booleans()), draw(st.sampled_from(["list", "batch", "iterator"]))
 
 
