@@ -8,9 +8,13 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+import torch
+from lightning.pytorch.profilers import PassThroughProfiler
+from lightning.pytorch.utilities.model_helpers import is_overridden
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
@@ -23,13 +27,17 @@ __all__ = [
     "attach_first",
     "can_stop_early",
     "count_update",
+    "drop_idle_profiler",
     "fit",
     "has_own_validation_data",
+    "is_heard",
     "quiet",
     "run_validation",
     "schedule_validation",
     "shard_evaluation_ourselves",
+    "show_loss",
     "silence_mode_warning",
+    "silence_wrong_advice",
     "take_over_limits",
 ]
 
@@ -87,6 +95,39 @@ def allow_gradients_in_evaluation(trainer: Trainer) -> None:
 def silence_mode_warning(trainer: Trainer) -> None:
     """Drop the warning about modules in evaluation mode: models without an optimizer are frozen on purpose."""
     trainer.fit_loop._warn_if_modules_in_eval_mode = _nothing  # type: ignore[method-assign]
+
+
+def is_heard(trainer: Trainer, *methods: str) -> bool:
+    """Return whether a callback or the module defines one of these Lightning hooks."""
+    listeners = [*trainer.callbacks, trainer.lightning_module]  # type: ignore[attr-defined]
+    return any(is_overridden(method, listener) for method in methods for listener in listeners)
+
+
+def drop_idle_profiler(trainer: Trainer) -> None:
+    """Replace the profiler that records nothing: it still opens a generator for each of a dozen hooks per batch."""
+    if type(trainer.profiler) is PassThroughProfiler:  # type: ignore[attr-defined]
+        trainer.profiler = _IdleProfiler()  # type: ignore[attr-defined]
+
+
+class _IdleProfiler(PassThroughProfiler):
+    _nothing = nullcontext()
+
+    def profile(self, action_name: str) -> Any:
+        return self._nothing
+
+
+def show_loss(trainer: Trainer, loss: float) -> None:
+    """Put the training loss where progress bars and callbacks read it.
+
+    ``LightningModule.log`` would leave an entry that Lightning walks on every later batch of the epoch.
+    """
+    trainer.progress_bar_metrics["loss"] = loss
+    trainer.callback_metrics["loss"] = torch.tensor(loss)
+
+
+def silence_wrong_advice() -> None:
+    """Drop Lightning's advice to save a "pre-optimization state" in manual optimization, wrong for one owner."""
+    warnings.filterwarnings("ignore", message="Using ModelCheckpoint with manual optimization")
 
 
 def shard_evaluation_ourselves(trainer: Trainer) -> None:
@@ -184,6 +225,8 @@ def quiet() -> Iterator[None]:
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*LeafSpec", category=FutureWarning)
+            # The owner logs at the end of every epoch too.
+            warnings.filterwarnings("ignore", message=".*smaller than the logging interval")
             yield
     finally:
         for logger, level in zip(loggers, levels, strict=True):

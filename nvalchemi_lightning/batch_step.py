@@ -9,7 +9,7 @@ from torch import Tensor
 
 from nvalchemi_lightning.context import TrainContext
 from nvalchemi_lightning.errors import ConfigurationTypeError, DataError
-from nvalchemi_lightning.losses import assemble_loss_targets, compute_supervised_loss
+from nvalchemi_lightning.losses import assemble_loss_targets, compute_supervised_loss, loss_target_keys
 from nvalchemi_lightning.recipe import TrainingRecipe
 from nvalchemi_lightning.stages import TrainingStage as Stage
 from nvalchemi_lightning.update import UpdateOwner
@@ -42,6 +42,9 @@ class BatchStep:
         count_reducer: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         self._recipe = recipe
+        self._counters = recipe.counters
+        self._target_keys = loss_target_keys(recipe.loss_fn)
+        self._optimizers, self._schedulers = recipe.flat_optimizers()
         self._owner = owner
         self._fire = recipe.registry.fire
         self._world_size = world_size
@@ -64,7 +67,7 @@ class BatchStep:
         TrainContext, bool
             The context for ``AFTER_BATCH``, and whether an optimizer stepped.
         """
-        ctx = self._recipe.context(batch, global_rank=rank)
+        ctx = self._context(batch, rank)
         self._fire(Stage.BEFORE_BATCH, ctx)
         self._owner.zero_gradients()
         self._forward(ctx, batch)
@@ -74,6 +77,24 @@ class BatchStep:
         self._fire(Stage.AFTER_OPTIMIZER_STEP, ctx)
         self._advance(ctx, stepped=stepped, in_epoch=in_epoch)
         return ctx, stepped
+
+    def _context(self, batch: Any, rank: int) -> TrainContext:
+        recipe, counters = self._recipe, self._counters
+        return TrainContext(
+            batch=batch,
+            model=recipe.models.get("main"),
+            workflow=recipe,
+            global_rank=rank,
+            step_count=counters.step_count,
+            global_step_count=counters.global_step_count,
+            batch_count=counters.batch_count,
+            epoch_step_count=counters.epoch_step_count,
+            epoch=counters.epoch_count,
+            models=recipe.models,
+            optimizers=[*self._optimizers],
+            lr_schedulers=[*self._schedulers],
+            validation=recipe.last_validation,
+        )
 
     def _forward(self, ctx: TrainContext, batch: Any) -> None:
         self._fire(Stage.BEFORE_FORWARD, ctx)
@@ -90,24 +111,24 @@ class BatchStep:
             recipe.loss_fn,
             predictions,
             batch,
-            step=recipe.counters.step_count,
-            epoch=recipe.counters.epoch_count,
+            step=self._counters.step_count,
+            epoch=self._counters.epoch_count,
             workflow=recipe,
             target_assembler=recipe.loss_target_assembler,
-            target_keys=recipe.target_keys,
+            target_keys=self._target_keys,
             count_reducer=self._count_reducer,
         )
 
     def _backward(self, ctx: TrainContext) -> None:
         self._fire(Stage.BEFORE_BACKWARD, ctx)
         self._owner.backward(ctx)
-        ctx.losses = _detached(ctx.losses)
+        ctx.losses = _detached(ctx.losses or {})
         ctx.loss = ctx.losses["total_loss"]
-        ctx.predictions = _detached(ctx.predictions)
+        ctx.predictions = _detached(ctx.predictions or {})
         self._fire(Stage.AFTER_BACKWARD, ctx)
 
     def _advance(self, ctx: TrainContext, *, stepped: bool, in_epoch: bool) -> None:
-        counters = self._recipe.counters
+        counters = self._counters
         counters.batch_done(stepped=stepped, world_size=self._world_size, in_epoch=in_epoch)
         ctx.step_count = counters.step_count
         ctx.global_step_count = counters.global_step_count
@@ -144,11 +165,15 @@ def check_first_batch(recipe: TrainingRecipe, batch: Any) -> None:
     if not bool(batch.positions.isfinite().all()):
         raise DataError("the first batch has positions that are not finite; look at its structures before training")
     if recipe.loss_target_assembler is assemble_loss_targets:
-        assemble_loss_targets(recipe.loss_fn, {}, batch, workflow=recipe, target_keys=recipe.target_keys)
+        assemble_loss_targets(recipe.loss_fn, {}, batch, workflow=recipe, target_keys=loss_target_keys(recipe.loss_fn))
 
 
-def _detached(values: Any) -> dict[str, Any]:
+def _detached(values: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        key: value.detach() if isinstance(value, Tensor) else _detached(value) if isinstance(value, Mapping) else value
+        key: _detached(value) if type(value) is dict else value.detach() if _on_graph(value) else value
         for key, value in values.items()
     }
+
+
+def _on_graph(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.requires_grad

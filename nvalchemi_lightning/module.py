@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
@@ -106,7 +107,19 @@ class AlchemiModule(LightningModule):
         check_metric_schedulers(self.recipe.optimizer_configs, validates=self._validation is not None)
 
     def configure_callbacks(self) -> list[Callback]:
-        """Return one callback per observed stage, and the one that steps metric schedulers."""
+        """Return one callback per observed stage, and the one that steps metric schedulers.
+
+        Raises
+        ------
+        ConfigurationError
+            If the Trainer's strategy is not a single owner.
+        """
+        if self.trainer.strategy is not self._owner:
+            raise ConfigurationError(
+                f"an AlchemiModule needs a strategy that is the single owner of the update, not "
+                f"{type(self.trainer.strategy).__name__}; write Trainer(strategy='nvalchemi', ...) for one device or "
+                "'nvalchemi_ddp' for several"
+            )
         return [*stage_callbacks(self), MetricSchedulers()]
 
     def _attach_missing_callbacks(self) -> None:
@@ -142,6 +155,11 @@ class AlchemiModule(LightningModule):
         trainer = self.trainer
         if not trainer.training:
             return EvaluationLoader.wrap(loader, rank=self.global_rank, world_size=trainer.world_size)
+        if hasattr(loader, "num_graphs") or self._progress.fed:
+            raise ConfigurationError(
+                "training takes one loader, but a list was given, which Lightning takes for several loaders; "
+                "pass one DataLoader, or OneLoader([batch, batch]) for a list of batches"
+            )
         _lightning.shard_evaluation_ourselves(trainer)
         self._owner.refuse_uneven(loader_length(loader))
         max_steps = self._owner.limits.max_steps
@@ -173,7 +191,7 @@ class AlchemiModule(LightningModule):
         if not self.recipe.optimizer_configs:
             raise ConfigurationError("nothing would be trained: optimizer_configs is empty; give an OptimizerConfig")
         self._progress = RunProgress(self.recipe)
-        self.recipe.allow()
+        self.recipe.requests.forget()
         self.recipe.prepare_hooks()
         self.to(self.trainer.strategy.root_device)
 
@@ -190,9 +208,23 @@ class AlchemiModule(LightningModule):
 
     # Training ---------------------------------------------------------------------------------------------------
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        # Lightning notes the running hook some 30 times per batch; nn.Module would search its tables each time. Text
+        # or None under a name of the instance dictionary can be neither parameter, buffer nor module.
+        if (value is None or type(value) is str) and name in self.__dict__:
+            self.__dict__[name] = value
+        else:
+            super().__setattr__(name, value)
+
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
         """Copy the batch to the device; hooks may then change it without changing stored data."""
         return batch.to(device, non_blocking=True)
+
+    @classmethod
+    def transfers_plainly(cls) -> bool:
+        """Return whether no subclass changes how batches get to the device."""
+        names = ("transfer_batch_to_device", "on_before_batch_transfer", "on_after_batch_transfer")
+        return all(getattr(cls, name) is getattr(AlchemiModule, name) for name in names)
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         """Differentiate the loss while gradients may accumulate."""
@@ -229,7 +261,7 @@ class AlchemiModule(LightningModule):
         due = validation is not None and validation.due_after_step(counters, stepped=progress.stepped)
         _lightning.schedule_validation(trainer, due=due)
         if not due:
-            self.recipe.run_deferred()
+            self.recipe.requests.run_deferred()
         if trainer.should_stop and _lightning.can_stop_early(trainer):
             # Lightning would validate at once; the recipe ends the pass and validates once, at the end.
             self.recipe.stop("the Trainer was asked to stop")
@@ -244,7 +276,7 @@ class AlchemiModule(LightningModule):
         validation = self._validation
         if self._progress.epoch_closed and validation is not None and validation.due_after_epoch(self.recipe.counters):
             self._validate_now()
-        self.recipe.run_deferred()
+        self.recipe.requests.run_deferred()
         if self._progress.finished():
             self.trainer.should_stop = True
 
@@ -303,6 +335,7 @@ class AlchemiModule(LightningModule):
         self._evaluation = None
         if not self.trainer.sanity_checking:
             self.recipe.last_validation = summary
+            self.recipe.registry.validations += 1
             self._progress.validated_at = self.recipe.step_count
             self._log_summary(summary)
 
@@ -314,7 +347,7 @@ class AlchemiModule(LightningModule):
             adapters = [config.scheduler_metric_adapter for config in self.recipe.optimizer_configs[key]]
             schedulers = [scheduler for _, scheduler in pairs]
             step_metric_schedulers(schedulers, adapters, self.recipe.last_validation or {})
-        self.recipe.run_deferred()
+        self.recipe.requests.run_deferred()
 
     on_test_model_eval = on_validation_model_eval
     on_test_start = on_predict_start = on_validation_start
@@ -328,8 +361,8 @@ class AlchemiModule(LightningModule):
     # Logging ----------------------------------------------------------------------------------------------------
 
     def _log_step(self, ctx: TrainContext) -> None:
-        scalars = to_floats({**step_scalars(ctx), **self.recipe.take_scalars()})
-        self.log("loss", scalars["loss/total"], prog_bar=True, logger=False, batch_size=1)
+        scalars = to_floats({**step_scalars(ctx), **self.recipe.requests.take_scalars()})
+        _lightning.show_loss(self.trainer, scalars["loss/total"])
         self._to_loggers(scalars)
 
     def _log_summary(self, summary: Mapping[str, Any]) -> None:
@@ -347,6 +380,10 @@ class AlchemiModule(LightningModule):
         # Lightning would log against the number of batches; loggers get the number of executed steps.
         for logger in self.trainer.loggers:
             logger.log_metrics(dict(scalars), step=self.recipe.step_count)
+
+
+# Lightning inspects the arguments of this method for every batch; with a signature at hand it is quick about it.
+AlchemiModule.training_step.__signature__ = inspect.signature(AlchemiModule.training_step)  # type: ignore[attr-defined]
 
 
 def _function(trainer: Any) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
+from lightning.pytorch.plugins import Precision
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy, StrategyRegistry
 from torch import Tensor
 from torch.optim import Optimizer
@@ -43,6 +44,7 @@ class SingleOwnerMixin(Strategy):
 
     owner: UpdateOwner
     limits: _lightning.TrainerLimits
+    _direct_transfer = False
 
     def connect(self, model: LightningModule) -> None:
         """Check the Trainer, take over what Lightning would count wrongly, and become the owner.
@@ -68,6 +70,9 @@ class SingleOwnerMixin(Strategy):
             self.limits = _lightning.take_over_limits(trainer)
         _lightning.allow_gradients_in_evaluation(trainer)
         _lightning.silence_mode_warning(trainer)
+        _lightning.silence_wrong_advice()
+        _lightning.drop_idle_profiler(trainer)
+        self._direct_transfer = model.transfers_plainly() and getattr(trainer, "datamodule", None) is None
         if not trainer.training:
             _lightning.shard_evaluation_ourselves(trainer)
         self.owner = UpdateOwner(
@@ -87,6 +92,12 @@ class SingleOwnerMixin(Strategy):
         """Take the optimizer step that the owner has just asked for."""
         self.owner.consume("optimizer_step")
         return super().optimizer_step(optimizer, closure, model, **kwargs)
+
+    def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
+        """Move a batch, directly if nobody overrides how."""
+        if self._direct_transfer:
+            return batch.to(device or self.root_device, non_blocking=True)
+        return super().batch_to_device(batch, device, dataloader_idx)
 
     def setup_optimizers(self, trainer: Trainer) -> None:
         """Build the optimizers and put the owner in charge of them."""
@@ -126,11 +137,42 @@ class SingleOwner(SingleOwnerMixin, SingleDeviceStrategy):
     strategy_name = "nvalchemi"
     # Filled in by the accelerator connector, which otherwise would not tell a registered strategy its device.
     parallel_devices: list[torch.device] | None = None
+    _direct_update = False
 
     @property
     def root_device(self) -> torch.device:
         """The device that the Trainer chose, else the one given at construction."""
         return self.parallel_devices[0] if self.parallel_devices else super().root_device
+
+    def setup_optimizers(self, trainer: Trainer) -> None:
+        """Build the optimizers and see which of Lightning's steps around the update somebody needs."""
+        super().setup_optimizers(trainer)
+        self._direct_update = type(self.precision_plugin) is Precision and not _lightning.is_heard(
+            trainer, "on_before_backward", "on_after_backward", "on_before_optimizer_step"
+        )
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the stages of one batch."""
+        if type(self.precision_plugin) is Precision:
+            return self.alchemi_module.training_step(*args, **kwargs)
+        return super().training_step(*args, **kwargs)
+
+    def backward(self, closure_loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any) -> Tensor:
+        """Run the backward pass that the owner has just asked for, directly if nobody listens to Lightning's hooks."""
+        if not self._direct_update:
+            return super().backward(closure_loss, optimizer, *args, **kwargs)
+        self.owner.consume("backward")
+        self.alchemi_module.backward(closure_loss, *args, **kwargs)
+        return closure_loss
+
+    def optimizer_step(
+        self, optimizer: Optimizer, closure: Callable[[], Any], model: Any = None, **kwargs: Any
+    ) -> Any:
+        """Take the step that the owner has just asked for, directly if nobody listens to Lightning's hooks."""
+        if not self._direct_update:
+            return super().optimizer_step(optimizer, closure, model, **kwargs)
+        self.owner.consume("optimizer_step")
+        return optimizer.step()
 
     def setup_environment(self) -> None:
         """Refuse several devices, which would silently train on one.

@@ -36,6 +36,7 @@ class RunProgress:
 
     def __init__(self, recipe: TrainingRecipe) -> None:
         self._recipe = recipe
+        self._counters, self._requests = recipe.counters, recipe.requests
         self._epochs: EpochLoader | None = None
         self._batches_per_epoch: int | None = None
         self._target: int | None = None
@@ -64,18 +65,23 @@ class RunProgress:
         own = self._recipe.target_steps(self._batches_per_epoch)
         trainers = None if steps_left is None else self._recipe.step_count + steps_left
         self._target = min((target for target in (own, trainers) if target is not None), default=None)
-        self._epochs = EpochLoader(loader, self._recipe.counters, self.finished, length)
+        self._epochs = EpochLoader(loader, self._counters, self.finished, length)
         return self._epochs
+
+    @property
+    def fed(self) -> bool:
+        """Whether the run has its loader."""
+        return self._epochs is not None
 
     def finished(self) -> bool:
         """Return whether the target is reached or somebody asked to stop."""
-        if self._target is not None and self._recipe.counters.step_count >= self._target:
+        if self._target is not None and self._counters.step_count >= self._target:
             return True
-        return self._recipe.stop_reason is not None
+        return self._requests.stop_reason is not None
 
     def at_epoch_end(self) -> bool:
         """Return whether the newest batch is the last one of a loader of known length."""
-        return self._recipe.counters.epoch_step_count == self._batches_per_epoch
+        return self._counters.epoch_step_count == self._batches_per_epoch
 
     def close_epoch(self) -> None:
         """Advance the epoch counter if the pass reached the end of its loader.
@@ -85,7 +91,7 @@ class RunProgress:
         ConfigurationError
             If the pass produced no batch, so that training would go on for ever.
         """
-        epochs, counters = self._epochs, self._recipe.counters
+        epochs, counters = self._epochs, self._counters
         if epochs is None:
             return
         if epochs.delivered == 0 and not self.finished():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -20,10 +21,10 @@ from nvalchemi_lightning.losses import (
     ComposedLossFunction,
     as_composed_loss,
     assemble_loss_targets,
-    loss_target_keys,
 )
 from nvalchemi_lightning.model_inputs import check_models, normalize_models, normalize_optimizer_configs
 from nvalchemi_lightning.optim import OptimizerConfig, OptSchedPair, setup_optimizers
+from nvalchemi_lightning.requests import RunRequests
 from nvalchemi_lightning.runtime import (
     freeze_unconfigured_models,
     iter_qualified_named_parameters,
@@ -80,19 +81,13 @@ class TrainingRecipe(CountedRecipe):
     last_validation: dict[str, Any] | None = None
     inference_model: nn.Module | None = None
 
-    _registry: HookRegistry = PrivateAttr(default_factory=HookRegistry)
-    _lifecycle: HookLifecycle = PrivateAttr()
     _callbacks: list[Any] = PrivateAttr(default_factory=list)
     _optimizers: dict[str, list[OptSchedPair]] | None = PrivateAttr(default=None)
     _filters: dict[str, frozenset[str] | None] = PrivateAttr(
         default_factory=lambda: dict.fromkeys(("optimizer", "trainable", "forced"))
     )
-    _target_keys: tuple[str, ...] = PrivateAttr(default=())
     _active_dataloader: Any = PrivateAttr(default=None)
-    _deferred: list[Callable[[], None]] = PrivateAttr(default_factory=list)
     _on_new_hook: Callable[[], None] | None = PrivateAttr(default=None)
-    _stop_reason: str | None = PrivateAttr(default=None)
-    _scalars: dict[str, Tensor | float] = PrivateAttr(default_factory=dict)
 
     def __init__(self, **fields: Any) -> None:
         super().__init__(**fields)
@@ -146,8 +141,6 @@ class TrainingRecipe(CountedRecipe):
     def _check_together(self) -> TrainingRecipe:
         check_models(self.models, self.optimizer_configs, self.devices)
         self._check_training_fn()
-        self._target_keys = loss_target_keys(self.loss_fn)
-        self._lifecycle = HookLifecycle(self._registry)
         HookRegistry.check_together(hook for hook in self.hooks if not _is_lightning_callback(hook))
         return self
 
@@ -179,11 +172,11 @@ class TrainingRecipe(CountedRecipe):
         if _is_lightning_callback(hook):
             self._register_callback(hook, stage)
         else:
-            self._registry.register(hook, stage, workflow=self)
+            self.registry.register(hook, stage, workflow=self)
             try:
-                self._lifecycle.add(hook)
+                self.lifecycle.add(hook)
             except BaseException:
-                self._registry.remove(hook)
+                self.registry.remove(hook)
                 raise
         self.hooks.append(hook)
         if self._on_new_hook is not None:
@@ -201,15 +194,20 @@ class TrainingRecipe(CountedRecipe):
         """Call ``listener`` after every registration, as long as a run is open; None ends that."""
         self._on_new_hook = listener
 
-    @property
+    @cached_property
     def registry(self) -> HookRegistry:
         """The registered hooks by stage."""
-        return self._registry
+        return HookRegistry()
 
-    @property
+    @cached_property
     def lifecycle(self) -> HookLifecycle:
         """The context that enters and leaves the hooks."""
-        return self._lifecycle
+        return HookLifecycle(self.registry)
+
+    @cached_property
+    def requests(self) -> RunRequests:
+        """What hooks ask of the run."""
+        return RunRequests()
 
     @property
     def active_dataloader(self) -> Any:
@@ -233,22 +231,12 @@ class TrainingRecipe(CountedRecipe):
         reason : str
             Why, for whoever reads the log.
         """
-        self._stop_reason = reason
+        self.requests.stop_reason = reason
 
     @property
     def stop_reason(self) -> str | None:
         """Why the newest run was asked to stop, or None if it was not."""
-        return self._stop_reason
-
-    def allow(self) -> None:
-        """Forget what an earlier run left behind: a request to stop, deferred actions. Every run begins with it."""
-        self._stop_reason = None
-        self._deferred = []
-
-    def take_scalars(self) -> dict[str, Tensor | float]:
-        """Return what was logged since the last call, and forget it."""
-        scalars, self._scalars = self._scalars, {}
-        return scalars
+        return self.requests.stop_reason
 
     def defer(self, action: Callable[[], None]) -> None:
         """Do something once the present point of the loop is over.
@@ -261,13 +249,7 @@ class TrainingRecipe(CountedRecipe):
         action : callable
             Called without arguments, once.
         """
-        self._deferred.append(action)
-
-    def run_deferred(self) -> None:
-        """Do what was deferred to the end of this point."""
-        actions, self._deferred = self._deferred, []
-        for action in actions:
-            action()
+        self.requests.deferred.append(action)
 
     def log(self, name: str, value: Tensor | float) -> None:
         """Hand a scalar to the loggers and the progress bar at the next logging cadence.
@@ -279,7 +261,7 @@ class TrainingRecipe(CountedRecipe):
         value : Tensor or float
             The newest value; a tensor stays on its device until the cadence, so this never waits for it.
         """
-        self._scalars[name] = value.detach() if isinstance(value, Tensor) else value
+        self.requests.scalars[name] = value.detach() if isinstance(value, Tensor) else value
 
     def set_inference_model(self, module: nn.Module, *, model_key: str | None = None) -> None:
         """Put averaged weights in the slot that validation evaluates.
@@ -320,7 +302,7 @@ class TrainingRecipe(CountedRecipe):
 
     def prepare_hooks(self) -> None:
         """Let hooks look at the strategy before models are moved and ``SETUP`` fires."""
-        for hook in self._registry:
+        for hook in self.registry:
             prepare = getattr(hook, "prepare_strategy", None)
             if prepare is not None:
                 prepare(self)
@@ -334,11 +316,6 @@ class TrainingRecipe(CountedRecipe):
             trainable_parameters(self.models, trainable=self._filters["trainable"], forced=self._filters["forced"]),
         ):
             yield
-
-    @property
-    def target_keys(self) -> tuple[str, ...]:
-        """The targets that the loss reads."""
-        return self._target_keys
 
     def trained_parameters(self) -> list[nn.Parameter]:
         """Return every parameter that takes gradients now, also those that no optimizer holds."""

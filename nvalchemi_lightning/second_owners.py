@@ -46,6 +46,8 @@ def refuse_second_owners(trainer: Trainer) -> None:
     """
     if trainer.gradient_clip_val is not None:
         _refuse(f"Trainer(gradient_clip_val={trainer.gradient_clip_val!r})", "the GradientClipHook")
+    if trainer.gradient_clip_algorithm is not None:
+        _refuse(f"Trainer(gradient_clip_algorithm={trainer.gradient_clip_algorithm!r})", "the GradientClipHook")
     if trainer.accumulate_grad_batches != 1:
         _refuse(f"Trainer(accumulate_grad_batches={trainer.accumulate_grad_batches})", "the GradientAccumulationHook")
     if "mixed" in str(trainer.precision):

@@ -69,9 +69,12 @@ class TrainingStrategy(TrainingRecipe):
             If the loader is empty, of the wrong kind, or does not fit the recipe.
         SecondOwnerError
             If something other than the strategy touches gradients or weights.
+        TrainingStateError
+            If it is called by a hook of a run.
         KeyboardInterrupt
             If the user interrupts; hooks are closed and the strategy can run again.
         """
+        self._refuse_nesting("run")
         self.active_dataloader = as_loader(dataloader)
         module = self._running = AlchemiModule(self)
         try:
@@ -95,6 +98,7 @@ class TrainingStrategy(TrainingRecipe):
         batch : Batch
             Moved to the training device first.
         """
+        self._refuse_nesting("train_batch")
         with self.lifecycle:
             self.prepare_hooks()
             move_to_devices(self.models, self.devices)
@@ -108,7 +112,7 @@ class TrainingStrategy(TrainingRecipe):
         try:
             ctx, _ = BatchStep(self, owner)(batch, in_epoch=False)
             self.registry.fire(TrainingStage.AFTER_BATCH, ctx)
-            self.run_deferred()
+            self.requests.run_deferred()
         finally:
             owner.detach()
 
@@ -134,6 +138,10 @@ class TrainingStrategy(TrainingRecipe):
         else:
             self._validate_alone(EvaluationLoader.wrap(self.validation_config.validation_data))
         return self.last_validation  # type: ignore[return-value]
+
+    def _refuse_nesting(self, call: str) -> None:
+        if self._running is not None:
+            raise TrainingStateError(f"{call}() was called while a run is under way; call it after run() has returned")
 
     def _validate_alone(self, data: EvaluationLoader) -> None:
         with _lightning.quiet():

@@ -56,6 +56,7 @@ class UpdateOwner:
         self._schedulers: tuple[Any, ...] = ()
         self._guards: list[RemovableHandle] = []
         self._requested: str | None = None
+        self._may_differentiate = False
         self._may_accumulate = False
         self._may_step: set[int] = set()
         self._delegated = False
@@ -159,11 +160,20 @@ class UpdateOwner:
         requested, self._requested = self._requested, None
         if requested != action and not self._delegated:
             raise self._second_owner(f"{action} was called")
+        self._may_differentiate = action == "backward"
 
     @contextmanager
     def accumulating(self) -> Iterator[None]:
-        """Permit gradients to accumulate while the primitive differentiates."""
-        self._may_accumulate = True
+        """Permit gradients to accumulate while the primitive differentiates, once per consumed request.
+
+        Raises
+        ------
+        SecondOwnerError
+            If no request for a backward pass was consumed.
+        """
+        if not self._may_differentiate:
+            raise self._second_owner("backward was called")
+        self._may_differentiate, self._may_accumulate = False, True
         try:
             yield
         finally:

@@ -26,13 +26,15 @@ class HookRegistry:
     Attributes
     ----------
     stage : TrainingStage or None
-        The stage that fired last. Nothing else writes it.
+        The stage that fired last. Only the registry and the owner of updates write it.
+    validations : int
+        Validation passes so far, for the frequency of hooks at ``AFTER_VALIDATION``. The evaluation counts them.
     """
 
     def __init__(self) -> None:
         self._hooks: list[Hook] = []
         self._table: dict[TrainingStage, tuple[Hook, ...]] = dict.fromkeys(TrainingStage, ())
-        self._validations = 0
+        self.validations = 0
         self.stage: TrainingStage | None = None
 
     def __iter__(self) -> Iterator[Hook]:
@@ -56,8 +58,6 @@ class HookRegistry:
         A validation forward ignores ``frequency``: a hook that prepares inputs must not miss a batch there.
         """
         self.stage = stage
-        if stage is TrainingStage.AFTER_VALIDATION:
-            self._validations += 1
         hooks = self._table[stage]
         if not hooks:
             return
@@ -72,7 +72,7 @@ class HookRegistry:
             return ctx.step_count
         if counted_by == "epoch":
             return ctx.epoch
-        return self._validations if counted_by == "validation" else 0
+        return self.validations if counted_by == "validation" else 0
 
     def register(self, hook: Hook, stage: TrainingStage | None = None, *, workflow: Any = None) -> None:
         """Check a hook, tell it about the workflow and append it.

@@ -1,0 +1,44 @@
+"""What hooks ask of the run that is under way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+__all__ = ["RunRequests"]
+
+
+@dataclass
+class RunRequests:
+    """Requests of hooks to the run.
+
+    Attributes
+    ----------
+    stop_reason : str or None
+        Why the run shall end after the present batch, None if it shall go on.
+    deferred : list of callable
+        What to do at the end of the present point of the loop.
+    scalars : dict of str to Tensor or float
+        What to log at the next cadence.
+    """
+
+    stop_reason: str | None = None
+    deferred: list[Callable[[], None]] = field(default_factory=list)
+    scalars: dict[str, Tensor | float] = field(default_factory=dict)
+
+    def forget(self) -> None:
+        """Forget what an earlier run left behind."""
+        self.stop_reason, self.deferred, self.scalars = None, [], {}
+
+    def run_deferred(self) -> None:
+        """Do what was deferred, each once."""
+        actions, self.deferred = self.deferred, []
+        for action in actions:
+            action()
+
+    def take_scalars(self) -> dict[str, Tensor | float]:
+        """Return what was logged since the last call, and forget it."""
+        scalars, self.scalars = self.scalars, {}
+        return scalars
