@@ -79,10 +79,7 @@ class AtomicDataModule(LightningDataModule):
         self._transforms = check_transforms(transforms, "transforms")
         self._train_transforms = check_transforms(train_transforms, "train_transforms")
         self._train_options: dict[str, Any] = {"batch_size": batch_size, "shuffle": True, "drop_last": drop_last}
-        self._eval_options: dict[str, Any] = {
-            "batch_size": eval_batch_size or batch_size,
-            "distributed_padding": False,
-        }
+        self._eval_options: dict[str, Any] = {"batch_size": eval_batch_size or batch_size}
         self._options: dict[str, Any] = {
             "num_workers": num_workers,
             "seed": seed,

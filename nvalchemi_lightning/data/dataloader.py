@@ -62,8 +62,9 @@ class DataLoader(torch.utils.data.DataLoader[Batch]):
     batch_transforms : sequence of callable, optional
         Functions ``Batch -> Batch``, applied in turn in the worker.
     distributed_padding : bool, optional
-        Whether samples are repeated until all ranks have the same number (default). False gives every sample to
-        exactly one rank, as an evaluation needs. Has no effect with a sampler of your own.
+        Whether samples are repeated until all ranks have the same number, as training needs; otherwise every sample
+        goes to exactly one rank, as an evaluation needs. Default: where ``shuffle`` is set. Has no effect with a
+        sampler of your own.
     multiprocessing_context : str or context, optional
         How workers start: "fork", "spawn" or "forkserver"; default: that of Python.
 
@@ -120,7 +121,8 @@ class DataLoader(torch.utils.data.DataLoader[Batch]):
         options: dict[str, Any] = {"batch_sampler": batch_sampler}
         if batch_sampler is None:
             if sampler is None:
-                sampler = EpochSampler(dataset, shuffle=shuffle, seed=seed, pad=distributed_padding is not False)
+                pad = shuffle if distributed_padding is None else distributed_padding
+                sampler = EpochSampler(dataset, shuffle=shuffle, seed=seed, pad=pad)
             elif shuffle:
                 raise ConfigurationError("shuffle=True and a sampler of your own exclude each other; leave one out")
             options = {"sampler": sampler, "batch_size": batch_size, "drop_last": drop_last}

@@ -173,15 +173,18 @@ class AtomicDataZarrWriter:
         if not key.isidentifier():
             raise ConfigurationError(f"a field must be named like a Python variable, got {key!r}")
         group = open_store(self._store, "r+")
-        if key in stored_fields(group, self.name):
+        fields = stored_fields(group, self.name)
+        if key in fields:
             raise ConfigurationError(f"{self.name} has a field {key!r} already")
         expected = self._level_rows(group)[level]
         rows = array_of(values, key)
         if not rows.ndim or len(rows) != expected:
             raise DataError(f"{key!r} must have {expected} rows, one per stored {level}, got shape {rows.shape}")
         create_array(group, f"custom/{key}", rows, self._config)
-        fields = {**stored_fields(group, self.name), key: StoredField(key, "custom", LEVEL_NAMES[level])}
-        group.attrs["fields"] = declared_levels(fields)
+        # What a store declares beside the two groups, for levels of its own, stays.
+        declared: Any = group.attrs.get("fields", {})
+        new = declared_levels({**fields, key: StoredField(key, "custom", LEVEL_NAMES[level])})
+        group.attrs["fields"] = {**declared, **new}
 
     def _level_rows(self, group: zarr.Group) -> dict[str, int]:
         samples = committed_samples(group, self.name)

@@ -216,13 +216,16 @@ def test_feeding_evaluation_sees_each_sample_once(monkeypatch):
     parts = []
     for rank in range(2):
         pretend_rank(monkeypatch, rank, 2)
-        loader = DataLoader(data, batch_size=2, distributed_padding=False)
+        loader = DataLoader(data, batch_size=2)
         parts.append(ids(loader))
         assert len(loader) == len(parts[-1])
     assert parts == [[[0, 2], [4]], [[1, 3]]]
     pretend_rank(monkeypatch, 1, 2)
-    empty = DataLoader(data[:1], distributed_padding=False)
+    empty = DataLoader(data[:1])
     assert (len(empty), list(empty)) == (0, [])
+    assert flat(DataLoader(data, distributed_padding=True)) == [1, 3, 0]
+    assert len(flat(DataLoader(data, shuffle=True))) == 3
+    assert len(flat(DataLoader(data, shuffle=True, distributed_padding=False))) == 2
 
 
 # Random numbers -------------------------------------------------------------------------------------------------
@@ -438,9 +441,9 @@ def test_feeding_no_batch_is_an_error_before_training(dataset, monkeypatch):
         DataLoader(make_structures(3), batch_size=4, drop_last=True)
     with pytest.raises(ConfigurationError, match=r"0 sample\(s\)"):
         DataLoader([], batch_sampler=[])
-    one = DataLoader(make_structures(1))
-    five = DataLoader(make_structures(5), batch_size=3, drop_last=True)
-    evaluation = DataLoader(make_structures(5), batch_size=3, drop_last=True, distributed_padding=False)
+    one = DataLoader(make_structures(1), shuffle=True)
+    five = DataLoader(make_structures(5), batch_size=3, drop_last=True, shuffle=True)
+    evaluation = DataLoader(make_structures(5), batch_size=3, drop_last=True)
     pretend_rank(monkeypatch, 0, 2)
     with pytest.raises(ConfigurationError, match=r"1 sample\(s\), batch size 1, 2 rank\(s\), .* at least 2 sample"):
         len(one)

@@ -128,6 +128,11 @@ def test_feeding_store_without_attributes_is_read_by_field_names(shared, tmp_pat
     minimal.create_array("custom/origin", data=np.arange(32))
     reader.refresh()
     assert reader.field_levels["origin"] == "system"
+    with pytest.raises(StoreError, match="the array meta/atoms_mask is missing"):
+        AtomicDataZarrWriter(tmp_path / "minimal").append(reader.read_batch([0]))
+    assert len(AtomicDataZarrReader(tmp_path / "minimal")) == 32
+    AtomicDataZarrWriter(tmp_path / "minimal").add_custom("gap", torch.arange(32.0), "system")
+    assert AtomicDataZarrReader(tmp_path / "minimal").read(7)[0]["gap"].item() == 7.0
 
 
 # Round trips ----------------------------------------------------------------------------------------------------
@@ -605,6 +610,11 @@ def test_feeding_unknown_levels_are_refused(store, structures):
     assert len(AtomicDataZarrReader(store)) == 20
     with pytest.raises(StoreError, match="has levels of its own beside atom, edge and system"):
         AtomicDataZarrWriter(store).append(structures(1))
+    group.attrs["fields"] = {**group.attrs["fields"], "levels": {"angle": "bond"}}
+    AtomicDataZarrWriter(store).add_custom("gap", torch.arange(20.0), "system")
+    group = zarr.open_group(store, mode="r+")
+    assert group.attrs["fields"]["levels"] == {"angle": "bond"}
+    assert len(AtomicDataZarrReader(store)) == 20
     group.attrs["fields"] = {"core": {"positions": "atm"}}
     with pytest.raises(StoreError, match="field core/positions has level 'atm'; known are atom, edge, system"):
         AtomicDataZarrReader(store)
