@@ -6,19 +6,19 @@ arrive at the same numbers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.loggers import Logger
-from measure import ClockedBatches, Rung, arguments, compare, report, save, trainer_switches
-from tiny import LEARNING_RATE, EnergyModel, Supervised, as_tensors, make_batches, plain_objects, plain_tensors
+from loops import Run, Supervised, ours, plain, trainer_switches
+from measure import ClockedBatches, Rung, arguments, compare, report, save
+from tiny import TINY, as_tensors, make_batches, plain_tensors
 from torch import Tensor, nn
 
-from nvalchemi_lightning import AlchemiModule, OptimizerConfig, TrainingStage
+from nvalchemi_lightning import TrainingStage
 from nvalchemi_lightning.data import Batch
-from nvalchemi_lightning.losses import EnergyMSELoss
 from nvalchemi_lightning.stages import REPLACEMENT_STAGES
 
 OBSERVABLE = tuple(stage for stage in TrainingStage if stage not in REPLACEMENT_STAGES)
@@ -36,7 +36,7 @@ class Automatic(LightningModule):
 
     def __init__(self) -> None:
         super().__init__()
-        self.task = Supervised()
+        self.task = Supervised(TINY)
         self.model = self.task.model
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
@@ -104,26 +104,13 @@ class NoOpLogger(Logger):
         """Drop the parameters."""
 
 
-def bare(module: type[Automatic]) -> Callable[[ClockedBatches], nn.Module]:
+def bare(module: type[Automatic]) -> Run:
     """Return a run of a bare Lightning module."""
 
     def run(loader: ClockedBatches) -> nn.Module:
         instance = module()
         Trainer(**trainer_switches()).fit(instance, loader)
         return instance.model
-
-    return run
-
-
-def ours(*hooks: Any, **switches: Any) -> Callable[[ClockedBatches], nn.Module]:
-    """Return a run of this package's module."""
-
-    def run(loader: ClockedBatches) -> nn.Module:
-        model = EnergyModel()
-        config = OptimizerConfig(optimizer_cls=torch.optim.Adam, lr=LEARNING_RATE)
-        module = AlchemiModule(models=model, optimizer_configs=config, loss_fn=EnergyMSELoss(), hooks=list(hooks))
-        Trainer(strategy="nvalchemi", **trainer_switches(**switches)).fit(module, loader)
-        return model
 
     return run
 
@@ -135,15 +122,15 @@ def rungs() -> list[Rung]:
     logged = {"logger": NoOpLogger(), "log_every_n_steps": 10}
     return [
         Rung("plain loop, tensors", plain_tensors, tensors),
-        Rung("plain loop, our objects", plain_objects, batches, "plain loop, tensors", 150),
+        Rung("plain loop, our objects", plain(TINY), batches, "plain loop, tensors", 150),
         Rung("Lightning, automatic", bare(Automatic), batches, "plain loop, our objects"),
         Rung("Lightning, manual", bare(Manual), batches, "plain loop, our objects"),
-        Rung("ours", ours(), batches, "Lightning, manual", 60),
-        Rung("ours, 1 stage observed", ours(EmptyHook(FIVE[:1])), batches, "Lightning, manual"),
-        Rung("ours, 5 stages observed", ours(EmptyHook(FIVE)), batches, "Lightning, manual"),
-        Rung("ours, every stage observed", ours(EmptyHook(OBSERVABLE)), batches, "Lightning, manual", 120),
+        Rung("ours", ours(TINY), batches, "Lightning, manual", 60),
+        Rung("ours, 1 stage observed", ours(TINY, EmptyHook(FIVE[:1])), batches, "Lightning, manual"),
+        Rung("ours, 5 stages observed", ours(TINY, EmptyHook(FIVE)), batches, "Lightning, manual"),
+        Rung("ours, every stage observed", ours(TINY, EmptyHook(OBSERVABLE)), batches, "Lightning, manual", 120),
         # Five values at every tenth step: 20 us each are 10 us per step.
-        Rung("ours, 5 scalars every 10 steps", ours(LogOne(), **logged), batches, "ours", 10),
+        Rung("ours, 5 scalars every 10 steps", ours(TINY, LogOne(), **logged), batches, "ours", 10),
     ]
 
 

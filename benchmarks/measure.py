@@ -18,7 +18,7 @@ from typing import Any
 import lightning
 import torch
 
-__all__ = ["ClockedBatches", "Rung", "arguments", "compare", "report", "save", "trainer_switches"]
+__all__ = ["ClockedBatches", "Rung", "arguments", "compare", "report", "save"]
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -176,9 +176,3 @@ def silence_lightning() -> None:
     for name in ("lightning.pytorch", "lightning.fabric", "pytorch_lightning"):
         logging.getLogger(name).setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="lightning")
-
-
-def trainer_switches(**more: Any) -> dict[str, Any]:
-    """Return the options of every Trainer: no progress bar, logger, checkpoint or summary, one pass."""
-    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
-    return {"accelerator": "cpu", "devices": 1, "max_epochs": 1, **quiet, **more}

@@ -1,18 +1,16 @@
-"""A model that costs next to nothing, its data, and the plain training loops over both."""
+"""A model that costs next to nothing, its data, and the loop that trains it without any object."""
 
 from __future__ import annotations
 
 import torch
+from loops import LEARNING_RATE, Task
 from measure import ClockedBatches
 from torch import Tensor, nn
 
 from nvalchemi_lightning.data import AtomicData, Batch
-from nvalchemi_lightning.losses import EnergyMSELoss, as_composed_loss, compute_supervised_loss
-from nvalchemi_lightning.training_fn import default_training_fn
+from nvalchemi_lightning.losses import EnergyMSELoss
 
-__all__ = ["LEARNING_RATE", "EnergyModel", "Supervised", "as_tensors", "make_batches", "plain_objects", "plain_tensors"]
-
-LEARNING_RATE = 1e-3
+__all__ = ["TINY", "as_tensors", "make_batches", "plain_tensors"]
 
 
 class AtomNetwork(nn.Module):
@@ -25,7 +23,7 @@ class AtomNetwork(nn.Module):
 
     def energies(self, positions: Tensor, batch_idx: Tensor, num_graphs: int) -> Tensor:
         """Return the energy of each graph, shape (B, 1) [eV]."""
-        per_atom = self.layers(positions)
+        per_atom: Tensor = self.layers(positions)
         return per_atom.new_zeros(num_graphs, 1).index_add(0, batch_idx, per_atom)
 
 
@@ -37,23 +35,12 @@ class EnergyModel(AtomNetwork):
         return {"energy": self.energies(batch.positions, batch.batch_idx, batch.num_graphs)}
 
 
-class Supervised:
-    """Model, loss and optimizer that the rungs share, fresh for every run."""
-
-    def __init__(self) -> None:
-        self.model = EnergyModel()
-        self.loss_fn = as_composed_loss(EnergyMSELoss())
-        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=LEARNING_RATE)
-
-    def loss(self, batch: Batch) -> Tensor:
-        """Return the loss of a batch."""
-        predictions = default_training_fn(self.model, batch)
-        output = compute_supervised_loss(self.loss_fn, predictions, batch, step=0, epoch=0)
-        return output["total_loss"]
+TINY = Task(EnergyModel, EnergyMSELoss)
+"""Train the tiny model on energies."""
 
 
 def make_batches(count: int = 8) -> list[Batch]:
-    """Return batches of four molecules of nine atoms with random energies."""
+    """Return batches of four molecules of nine atoms with random energies and forces."""
     generator = torch.Generator().manual_seed(1)
 
     def molecule() -> AtomicData:
@@ -61,6 +48,7 @@ def make_batches(count: int = 8) -> list[Batch]:
             positions=torch.randn(9, 3, generator=generator),
             atomic_numbers=torch.ones(9, dtype=torch.int64),
             energy=torch.randn(1, 1, generator=generator),
+            forces=torch.randn(9, 3, generator=generator),
         )
 
     return [Batch.from_data_list([molecule() for _ in range(4)]) for _ in range(count)]
@@ -78,18 +66,6 @@ def plain_tensors(loader: ClockedBatches) -> nn.Module:
     for positions, batch_idx, num_graphs, energy in loader:
         loss = (model.energies(positions, batch_idx, num_graphs) - energy).square().mean()
         optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
     return model
-
-
-def plain_objects(loader: ClockedBatches) -> nn.Module:
-    """Train on batches with the package's loss; the batch is copied to the device as Lightning would do."""
-    task = Supervised()
-    for source in loader:
-        batch = source.to("cpu")
-        loss = task.loss(batch)
-        task.optimizer.zero_grad()
-        loss.backward()
-        task.optimizer.step()
-    return task.model
