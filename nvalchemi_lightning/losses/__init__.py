@@ -25,6 +25,7 @@ from nvalchemi_lightning.losses.schedules import (
     LinearWeight,
     LossWeightSchedule,
     PiecewiseWeight,
+    ProductWeight,
 )
 from nvalchemi_lightning.losses.serialization import loss_component_to_spec
 from nvalchemi_lightning.losses.stress import StressHuberLoss, StressMSELoss
@@ -54,6 +55,7 @@ __all__ = [
     "LossTargetAssemblyProtocol",
     "LossWeightSchedule",
     "PiecewiseWeight",
+    "ProductWeight",
     "Reduction",
     "ReductionContext",
     "StressHuberLoss",

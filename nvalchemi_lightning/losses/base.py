@@ -12,6 +12,7 @@ from torch import Tensor
 from nvalchemi_lightning.errors import ConfigurationTypeError
 from nvalchemi_lightning.losses.checks import DTypePolicy, align_dtypes, assert_same_shape, check_dtype_policy
 from nvalchemi_lightning.losses.composition import ComposedLossFunction
+from nvalchemi_lightning.losses.metadata import find
 from nvalchemi_lightning.losses.reductions import Reduction, weighted_sums
 from nvalchemi_lightning.losses.schedules import BaseWeightSchedule as _BaseWeightSchedule
 from nvalchemi_lightning.losses.serialization import constructor_arguments
@@ -237,7 +238,7 @@ def label_mask(target: Tensor, metadata: Mapping[str, Any]) -> Tensor:
 
 
 def _graph_count(metadata: Mapping[str, Any], like: Tensor) -> Tensor:
-    count = metadata.get("num_graphs")
-    if count is None:
-        count = getattr(metadata.get("batch"), "num_graphs", 1)
-    return torch.as_tensor(count, device=like.device)
+    count = find(metadata, "num_graphs")
+    if isinstance(count, Tensor):
+        return count.to(like.device)
+    return like.new_full((), 1 if count is None else count, dtype=torch.int64)

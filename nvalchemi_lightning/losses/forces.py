@@ -59,9 +59,7 @@ class _ForceLoss(LabelledLoss):
         if residual.ndim > self.dense_ndim:
             means, counts = row_means(residual, valid)
         elif self.normalize_by_atom_count:
-            graph_of, graphs = metadata.get("batch_idx"), metadata.get("num_graphs")
-            if graph_of is None or graphs is None:
-                graph_of, graphs = require(metadata, "batch_idx", self), require(metadata, "num_graphs", self)
+            graph_of, graphs = require(metadata, "batch_idx", self), require(metadata, "num_graphs", self)
             means, counts = graph_means(residual, valid, graph_of, graphs)
         else:
             return masked_sums(residual, valid)

@@ -11,25 +11,29 @@ from torch import Tensor
 from nvalchemi_lightning.errors import ConfigurationTypeError, DataError
 from nvalchemi_lightning.losses.reductions import missing_metadata
 
-__all__ = ["METADATA", "atoms_per_graph", "node_mask", "require"]
+__all__ = ["METADATA", "atoms_per_graph", "find", "node_mask", "require"]
 
 METADATA = ("batch_idx", "num_graphs", "num_nodes_per_graph")
 """What a loss call may need to know about the batch besides predictions and targets."""
 
 
+def find(metadata: Mapping[str, Any], name: str) -> Any:
+    """Return an entry of the call's metadata, else the attribute of ``batch=``, else None."""
+    value = metadata.get(name)
+    return getattr(metadata.get("batch"), name, None) if value is None else value
+
+
 def require(metadata: Mapping[str, Any], name: str, user: object) -> Any:
-    """Return an entry of the call's metadata, else the attribute of ``batch=``.
+    """Return what ``find`` does.
 
     Raises
     ------
     ConfigurationError
-        If there is neither; the message names ``user``, a string or the term itself.
+        If that is None; the message names ``user``, a string or the term itself.
     """
-    value = metadata.get(name)
+    value = find(metadata, name)
     if value is None:
-        value = getattr(metadata.get("batch"), name, None)
-        if value is None:
-            raise missing_metadata(user if isinstance(user, str) else type(user).__name__, name)
+        raise missing_metadata(user if isinstance(user, str) else type(user).__name__, name)
     return value
 
 

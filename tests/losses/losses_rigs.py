@@ -44,6 +44,14 @@ def every_term() -> list[BaseLossFunction]:
 EVERY_TERM = every_term()
 
 
+def label(term: BaseLossFunction) -> str:
+    """Return a short name of a term and its mode for test ids."""
+    mode = {True: "True", False: "False", None: ""}[
+        getattr(term, "per_atom", getattr(term, "normalize_by_atom_count", None))
+    ]
+    return f"{type(term).__name__}-{mode}".strip("-")
+
+
 class Structures:
     """Predictions and targets of structures of the given sizes, in float64 unless said otherwise."""
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import given, settings
-from losses_rigs import ENERGY, EVERY_TERM, FORCE, HUBER, NAN, STRESS, Structures, penalty, seeds, sizes_strategy
+from losses_rigs import ENERGY, EVERY_TERM, FORCE, HUBER, NAN, STRESS, Structures, label, penalty, seeds, sizes_strategy
 from torch import Tensor
 
 from nvalchemi_lightning.errors import ConfigurationError, ConfigurationTypeError, DataError
@@ -68,7 +68,7 @@ def mean(values: list[float]) -> float:
     return sum(values) / len(values)
 
 
-@pytest.mark.parametrize("term", EVERY_TERM, ids=repr)
+@pytest.mark.parametrize("term", EVERY_TERM, ids=label)
 @slow_cases
 @given(sizes=sizes_strategy, seed=seeds)
 def test_matches_plain_python(term: BaseLossFunction, sizes: list[int], seed: int) -> None:
@@ -76,7 +76,7 @@ def test_matches_plain_python(term: BaseLossFunction, sizes: list[int], seed: in
     assert batch.call(term).item() == pytest.approx(by_hand(term, batch), rel=1e-12)
 
 
-@pytest.mark.parametrize("term", EVERY_TERM, ids=repr)
+@pytest.mark.parametrize("term", EVERY_TERM, ids=label)
 def test_gradient(term: BaseLossFunction) -> None:
     batch = Structures([1, 3, 2], seed=5)
     target = batch.targets[term.target_key]
@@ -185,7 +185,7 @@ def test_other_force_shapes_are_refused_b3(cls: type[BaseLossFunction], shape: t
         cls()(torch.zeros(shape), torch.zeros(shape), batch_idx=torch.zeros(6, dtype=torch.long), num_graphs=1)
 
 
-@pytest.mark.parametrize("term", EVERY_TERM, ids=repr)
+@pytest.mark.parametrize("term", EVERY_TERM, ids=label)
 def test_integers_are_refused_b3(term: BaseLossFunction) -> None:
     batch = Structures([2, 1])
     pred, target = batch.predictions[term.prediction_key].long(), batch.targets[term.target_key].long()
@@ -225,7 +225,7 @@ def test_the_voigt_advice_is_right() -> None:
     assert full.tolist() == [[[0, 100, 200], [100, 1, 12], [200, 12, 2]]]
 
 
-@pytest.mark.parametrize("term", EVERY_TERM, ids=repr)
+@pytest.mark.parametrize("term", EVERY_TERM, ids=label)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_does_not_overflow_b5(term: BaseLossFunction, dtype: torch.dtype) -> None:
     """An fp16 residual of 300 squares to more than fp16 holds; counts above 256 are not exact in bf16."""
@@ -246,7 +246,7 @@ def test_atom_counts_are_wide_b5() -> None:
     assert value.item() == pytest.approx(pred.item() / 259, rel=1e-6)
 
 
-@pytest.mark.parametrize("term", EVERY_TERM, ids=repr)
+@pytest.mark.parametrize("term", EVERY_TERM, ids=label)
 def test_declares_whether_it_needs_gradients_b4(term: BaseLossFunction) -> None:
     assert term.requires_eval_grad is not isinstance(term, ENERGY)
 
@@ -258,7 +258,7 @@ def test_delta_must_be_finite_and_positive_b8(cls: type[BaseLossFunction], delta
         cls(delta=delta)
 
 
-@pytest.mark.parametrize("term", EVERY_TERM, ids=repr)
+@pytest.mark.parametrize("term", EVERY_TERM, ids=label)
 def test_dtype_and_shape_must_agree(term: BaseLossFunction) -> None:
     batch = Structures([2, 1])
     pred, target = batch.predictions[term.prediction_key], batch.targets[term.target_key]
@@ -356,7 +356,7 @@ def test_nonfinite_labels_propagate_or_not() -> None:
     assert EnergyMSELoss(ignore_nonfinite=True)(torch.zeros(3, 1), target).item() == 1.0
 
 
-@pytest.mark.parametrize("term", EVERY_TERM, ids=repr)
+@pytest.mark.parametrize("term", EVERY_TERM, ids=label)
 def test_all_labels_ignored_gives_zero_with_zero_gradient(term: BaseLossFunction) -> None:
     batch = Structures([2, 1])
     masking = type(term)(**{**settings_of(term), "ignore_nonfinite": True})
@@ -372,7 +372,7 @@ def settings_of(term: BaseLossFunction) -> dict[str, Any]:
     return {name: getattr(term, name) for name in names if hasattr(term, name)}
 
 
-@pytest.mark.parametrize("term", EVERY_TERM, ids=repr)
+@pytest.mark.parametrize("term", EVERY_TERM, ids=label)
 def test_a_nan_prediction_of_a_real_label_shows(term: BaseLossFunction) -> None:
     batch = Structures([2, 1])
     with torch.no_grad():
@@ -380,7 +380,7 @@ def test_a_nan_prediction_of_a_real_label_shows(term: BaseLossFunction) -> None:
     assert math.isnan(batch.call(term, missing_is_nan=True).item())
 
 
-@pytest.mark.parametrize("term", EVERY_TERM, ids=repr)
+@pytest.mark.parametrize("term", EVERY_TERM, ids=label)
 def test_repr_shows_the_settings(term: BaseLossFunction) -> None:
     for name, value in settings_of(term).items():
         assert f"{name}={value!r}" in repr(term)
@@ -408,7 +408,7 @@ def test_a_term_holds_no_state() -> None:
         assert not list(term.parameters())
 
 
-@pytest.mark.parametrize("term", [t for t in EVERY_TERM if not isinstance(t, ENERGY)], ids=repr)
+@pytest.mark.parametrize("term", [t for t in EVERY_TERM if not isinstance(t, ENERGY)], ids=label)
 def test_an_unlabelled_graph_dilutes_unless_missing_is_nan_b6(term: BaseLossFunction) -> None:
     batch = Structures([2, 3], seed=1)
     alone = batch.subset([0]).call(term).item()
