@@ -161,10 +161,19 @@ def save(name: str, result: Any) -> None:
     (RESULTS / f"{name}.json").write_text(text + "\n")
 
 
-def arguments(description: str | None, *, rounds: int) -> argparse.Namespace:
-    """Parse the command line, and make torch and Lightning behave as the benchmarks need."""
+def arguments(description: str | None, **numbers: int) -> argparse.Namespace:
+    """Parse the command line, and make torch and Lightning behave as the benchmarks need.
+
+    Parameters
+    ----------
+    description : str
+        What ``--help`` says.
+    **numbers : int
+        Options and their defaults, such as ``rounds=12``.
+    """
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--rounds", type=int, default=rounds, help="how often every variant runs")
+    for name, default in numbers.items():
+        parser.add_argument(f"--{name}", type=int, default=default, help=f"number of {name}, default {default}")
     parser.add_argument("--save", action="store_true", help="keep the numbers in benchmarks/results")
     torch.set_num_threads(1)
     silence_lightning()

@@ -59,7 +59,7 @@ def tensors_on_a_graph() -> int:
 
 def main() -> int:
     """Train, print what was seen, and return 1 if something grew."""
-    options = arguments(__doc__, rounds=1)
+    options = arguments(__doc__)
     if not Path("/proc/self/statm").exists():
         print("memory: skipped, this system has no /proc")
         return 0
