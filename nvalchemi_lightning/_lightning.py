@@ -31,6 +31,7 @@ __all__ = [
     "fit",
     "has_own_validation_data",
     "is_heard",
+    "leave_validation_to",
     "quiet",
     "run_validation",
     "schedule_validation",
@@ -66,7 +67,7 @@ class TrainerLimits:
 
 
 def take_over_limits(trainer: Trainer) -> TrainerLimits:
-    """Take ``max_steps`` and the validation cadence from a Trainer and switch its own off.
+    """Take ``max_steps`` from a Trainer, and note its validation cadence.
 
     ``max_steps`` makes Lightning train a phantom epoch on resume (``_iteration_based_training``), and its cadence
     counts batches, not executed steps. ``epoch_loop.max_steps`` has no public setter.
@@ -74,12 +75,21 @@ def take_over_limits(trainer: Trainer) -> TrainerLimits:
     epoch_loop = trainer.fit_loop.epoch_loop
     max_steps = None if epoch_loop.max_steps == -1 else epoch_loop.max_steps
     interval, every_n_epochs = trainer.val_check_interval, trainer.check_val_every_n_epoch
-    every_n_steps = interval if isinstance(interval, int) and interval != _NEVER else None
+    every_n_steps = interval if isinstance(interval, int) else None
     epoch_loop.max_steps = -1
-    trainer.check_val_every_n_epoch = None
-    trainer.val_check_interval = _NEVER
     every_n_epochs = every_n_epochs if every_n_steps is None else None
     return TrainerLimits(max_steps, every_n_epochs, every_n_steps, trainer.limit_val_batches)
+
+
+def leave_validation_to(trainer: Trainer, *, validates: bool, val_batches: float | int) -> None:
+    """Say whether the run validates, in the terms by which native callbacks decide when to act.
+
+    Without validation they must find the Trainer's defaults: ModelCheckpoint and EarlyStopping then act at the end
+    of training epochs. Lightning's own loop stays out of it with no validation batches.
+    """
+    trainer.limit_val_batches = val_batches if validates else 0
+    trainer.check_val_every_n_epoch = None if validates else 1
+    trainer.val_check_interval = _NEVER if validates else 1.0
 
 
 def allow_gradients_in_evaluation(trainer: Trainer) -> None:

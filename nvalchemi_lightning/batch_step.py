@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from nvalchemi_lightning.context import TrainContext
 from nvalchemi_lightning.errors import ConfigurationTypeError, DataError
@@ -14,7 +14,7 @@ from nvalchemi_lightning.recipe import TrainingRecipe
 from nvalchemi_lightning.stages import TrainingStage as Stage
 from nvalchemi_lightning.update import UpdateOwner
 
-__all__ = ["BatchStep", "check_first_batch", "forward"]
+__all__ = ["BatchStep", "call_forward", "check_first_batch", "detached"]
 
 
 class BatchStep:
@@ -98,7 +98,8 @@ class BatchStep:
 
     def _forward(self, ctx: TrainContext, batch: Any) -> None:
         self._fire(Stage.BEFORE_FORWARD, ctx)
-        ctx.predictions = forward(self._recipe, batch)
+        recipe = self._recipe
+        ctx.predictions = call_forward(recipe.training_fn, recipe.models, batch, single=recipe.single_model_input)
         self._fire(Stage.AFTER_FORWARD, ctx)
         self._fire(Stage.BEFORE_LOSS, ctx)
         ctx.losses = self._losses(ctx.predictions, batch)
@@ -122,9 +123,9 @@ class BatchStep:
     def _backward(self, ctx: TrainContext) -> None:
         self._fire(Stage.BEFORE_BACKWARD, ctx)
         self._owner.backward(ctx)
-        ctx.losses = _detached(ctx.losses or {})
+        ctx.losses = detached(ctx.losses or {})
         ctx.loss = ctx.losses["total_loss"]
-        ctx.predictions = _detached(ctx.predictions or {})
+        ctx.predictions = detached(ctx.predictions or {})
         self._fire(Stage.AFTER_BACKWARD, ctx)
 
     def _advance(self, ctx: TrainContext, *, stepped: bool, in_epoch: bool) -> None:
@@ -136,15 +137,26 @@ class BatchStep:
         ctx.epoch_step_count = counters.epoch_step_count
 
 
-def forward(recipe: TrainingRecipe, batch: Any) -> Mapping[str, Tensor]:
-    """Return the predictions of the live models for a batch.
+def call_forward(function: Any, models: Mapping[str, nn.Module], batch: Any, *, single: bool) -> Mapping[str, Tensor]:
+    """Return the predictions of ``training_fn`` or ``validation_fn`` for a batch.
+
+    Parameters
+    ----------
+    function : callable
+        The forward function.
+    models : mapping of str to nn.Module
+        The models by name.
+    batch : Batch
+        The batch.
+    single : bool
+        Whether the function takes the one bare model instead of the mapping.
 
     Raises
     ------
     ConfigurationTypeError
-        If ``training_fn`` returns no mapping.
+        If it returns no mapping.
     """
-    predictions = recipe.training_fn(recipe.models["main"] if recipe.single_model_input else recipe.models, batch)
+    predictions = function(models["main"] if single else models, batch)
     if not isinstance(predictions, Mapping):
         raise ConfigurationTypeError(
             f"training_fn must return a mapping of predictions; got {type(predictions).__name__}"
@@ -168,9 +180,10 @@ def check_first_batch(recipe: TrainingRecipe, batch: Any) -> None:
         assemble_loss_targets(recipe.loss_fn, {}, batch, workflow=recipe, target_keys=loss_target_keys(recipe.loss_fn))
 
 
-def _detached(values: Mapping[str, Any]) -> dict[str, Any]:
+def detached(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a nested mapping of values off the graph."""
     return {
-        key: _detached(value) if type(value) is dict else value.detach() if _on_graph(value) else value
+        key: detached(value) if type(value) is dict else value.detach() if _on_graph(value) else value
         for key, value in values.items()
     }
 

@@ -51,6 +51,8 @@ class CountedRecipe(StrictModel):
         if "epoch" in data:
             counts["epoch_count"] = data.pop("epoch")
         if counts:
+            if counts.get("global_step_count", 0) == 0:
+                counts["global_step_count"] = counts.get("step_count", 0)
             data["counters"] = Counters(**counts)
         return data
 

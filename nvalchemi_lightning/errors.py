@@ -102,5 +102,6 @@ def nearest(name: str, valid: Iterable[str]) -> str:
     valid : iterable of str
         The names that exist.
     """
-    match = get_close_matches(name, list(valid), n=1, cutoff=0.6)
+    names = sorted(valid)
+    match = [other for other in names if name and other.startswith(name)] or get_close_matches(name, names, n=1)
     return f"; did you mean {match[0]!r}?" if match else ""

@@ -21,6 +21,8 @@ def as_loader(loader: Any) -> Iterable[Any]:
     ConfigurationError
         If it is empty.
     """
+    if hasattr(loader, "num_nodes_per_graph"):
+        raise ConfigurationTypeError("dataloader must be an iterable of Batch; one Batch is no loader, write [batch]")
     if isinstance(loader, (str, bytes)) or not (hasattr(loader, "__iter__") or hasattr(loader, "__getitem__")):
         raise ConfigurationTypeError(
             f"dataloader must be an iterable of Batch; got {type(loader).__name__} {loader!r:.80}"
@@ -144,7 +146,7 @@ def _announce_epoch(loader: Any, epoch: int) -> None:
 
 
 def _checked(batch: Any, loader: Any) -> Any:
-    if not hasattr(batch, "num_graphs"):
+    if not hasattr(batch, "num_nodes_per_graph"):
         raise DataError(
             f"{type(loader).__name__} yielded {type(batch).__name__}; training needs Batch objects "
             "(nvalchemi_lightning.data.DataLoader collates them)"

@@ -121,5 +121,6 @@ def check_metric_schedulers(optimizer_configs: Mapping[str, Any], *, validates: 
             if uses_validation_metric(config.scheduler_cls) and not validates:
                 raise ConfigurationError(
                     f"optimizer_configs[{key!r}] has the scheduler {config.scheduler_cls.__name__}, which is stepped "
-                    "by validation, but there is no validation_config"
+                    "by validation, but the run does not validate: set validation_config (and leave the Trainer's "
+                    "limit_val_batches above 0)"
                 )

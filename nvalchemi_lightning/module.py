@@ -23,6 +23,7 @@ from nvalchemi_lightning.model_inputs import check_metric_schedulers
 from nvalchemi_lightning.optim import step_metric_schedulers
 from nvalchemi_lightning.progress import RunProgress
 from nvalchemi_lightning.recipe import TrainingRecipe
+from nvalchemi_lightning.runtime import restoring_modes
 from nvalchemi_lightning.scalars import step_scalars, summary_scalars, to_floats
 from nvalchemi_lightning.stages import TrainingStage
 from nvalchemi_lightning.validation.config import ValidationConfig
@@ -76,6 +77,7 @@ class AlchemiModule(LightningModule):
         self._owner: Any = None
         self._batch_step: Any = None
         self._evaluation: Any = None
+        self._validating_by_hand = False
 
     # Connecting to a Trainer ------------------------------------------------------------------------------------
 
@@ -102,9 +104,11 @@ class AlchemiModule(LightningModule):
             self._validation = ValidationConfig(
                 validation_data=(), every_n_epochs=limits.every_n_epochs, every_n_steps=limits.every_n_steps
             )
-        # Without validation data Lightning would complain about an empty loader.
-        trainer.limit_val_batches = 0 if self._validation is None else limits.val_batches
-        check_metric_schedulers(self.recipe.optimizer_configs, validates=self._validation is not None)
+        validates = self._validation is not None and limits.val_batches != 0
+        _lightning.leave_validation_to(trainer, validates=validates, val_batches=limits.val_batches)
+        check_metric_schedulers(self.recipe.optimizer_configs, validates=validates)
+        if not validates:
+            self._validation = None
 
     def configure_callbacks(self) -> list[Callback]:
         """Return one callback per observed stage, and the one that steps metric schedulers.
@@ -143,12 +147,19 @@ class AlchemiModule(LightningModule):
 
     def train_dataloader(self) -> Any:
         """Return the loader of the recipe, as the hooks at ``SETUP`` left it."""
+        if self.recipe.active_dataloader is None:
+            raise ConfigurationError("there is no training data; write trainer.fit(module, train_dataloader)")
         # Lightning takes a bare list of batches for a list of loaders; the wrapper keeps it in one piece.
         return OneLoader(self.recipe.active_dataloader)
 
     def val_dataloader(self) -> Any:
         """Return the configured validation data."""
-        return EvaluationLoader.wrap(self.recipe.validation_config.validation_data)  # type: ignore[union-attr]
+        config = self.recipe.validation_config
+        if config is None:
+            raise ConfigurationError(
+                f"there is no data to {_function(self.trainer)}; pass a loader or set validation_config"
+            )
+        return EvaluationLoader.wrap(config.validation_data)
 
     def feed(self, loader: Any) -> Any:
         """Return what the Trainer iterates: epochs that follow the counters, or a rank's share of evaluation data."""
@@ -186,10 +197,11 @@ class AlchemiModule(LightningModule):
         self._open.enter_context(self.recipe.lifecycle)
         self._open.callback(self.recipe.tell_of_new_hooks, None)
         self.recipe.tell_of_new_hooks(self._attach_missing_callbacks)
+        self._open.enter_context(restoring_modes(self.recipe.models.values()))
         if stage != "fit":
             return
-        if not self.recipe.optimizer_configs:
-            raise ConfigurationError("nothing would be trained: optimizer_configs is empty; give an OptimizerConfig")
+        if self.trainer.limit_train_batches == 0:
+            raise ConfigurationError("Trainer(limit_train_batches=0) leaves nothing to train on")
         self._progress = RunProgress(self.recipe)
         self.recipe.requests.forget()
         self.recipe.prepare_hooks()
@@ -277,6 +289,8 @@ class AlchemiModule(LightningModule):
         if self._progress.epoch_closed and validation is not None and validation.due_after_epoch(self.recipe.counters):
             self._validate_now()
         self.recipe.requests.run_deferred()
+        if self.trainer.should_stop and _lightning.can_stop_early(self.trainer):
+            self.recipe.stop("the Trainer was asked to stop")
         if self._progress.finished():
             self.trainer.should_stop = True
 
@@ -288,6 +302,14 @@ class AlchemiModule(LightningModule):
     def _validate_now(self) -> None:
         if self._progress.validated_at != self.recipe.step_count:
             _lightning.run_validation(self.trainer)
+
+    def validate_by_hand(self) -> None:
+        """Validate at the wish of a hook: a pass that steps no scheduler."""
+        self._validating_by_hand = True
+        try:
+            _lightning.run_validation(self.trainer)
+        finally:
+            self._validating_by_hand = False
 
     def fire_outer(self, stage: TrainingStage, batch: Any = None) -> None:
         """Fire a stage that lies outside `training_step`, if this is its moment."""
@@ -317,6 +339,9 @@ class AlchemiModule(LightningModule):
         if self._validation is None or self._validation.set_eval:
             self.eval()
 
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Do nothing: only the owner drops gradients, and Lightning calls this before every pass."""
+
     def on_validation_model_zero_grad(self) -> None:
         """Leave gradients alone: they may belong to an accumulation window."""
 
@@ -341,7 +366,7 @@ class AlchemiModule(LightningModule):
 
     def step_metric_schedulers(self) -> None:
         """Hand the new summary to the schedulers that listen to validation, and do what was deferred until then."""
-        if _function(self.trainer) != "fit" or self.trainer.sanity_checking:
+        if _function(self.trainer) != "fit" or self.trainer.sanity_checking or self._validating_by_hand:
             return
         for key, pairs in self.recipe.optimizers().items():
             adapters = [config.scheduler_metric_adapter for config in self.recipe.optimizer_configs[key]]

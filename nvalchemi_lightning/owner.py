@@ -165,9 +165,7 @@ class SingleOwner(SingleOwnerMixin, SingleDeviceStrategy):
         self.alchemi_module.backward(closure_loss, *args, **kwargs)
         return closure_loss
 
-    def optimizer_step(
-        self, optimizer: Optimizer, closure: Callable[[], Any], model: Any = None, **kwargs: Any
-    ) -> Any:
+    def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
         """Take the step that the owner has just asked for, directly if nobody listens to Lightning's hooks."""
         if not self._direct_update:
             return super().optimizer_step(optimizer, closure, model, **kwargs)
@@ -210,7 +208,7 @@ class SingleOwnerDDP(SingleOwnerMixin, DDPStrategy):
         if len(set(every)) > 1:
             raise ConfigurationError(
                 f"the ranks have different numbers of batches per epoch, {every}; let the sampler pad or drop samples "
-                "(nvalchemi_lightning.data.DataLoader pads)"
+                "(nvalchemi_lightning.data.DataLoader pads with shuffle=True or distributed_padding=True)"
             )
 
     def count_reducer(self) -> Callable[[Tensor], Tensor] | None:

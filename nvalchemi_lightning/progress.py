@@ -57,9 +57,16 @@ class RunProgress:
             The Trainer's ``limit_train_batches``: a share or a number of batches per epoch.
         steps_left : int or None
             How many optimizer steps the Trainer allows from here; the recipe's own target may come earlier.
+
+        Raises
+        ------
+        ConfigurationError, ConfigurationTypeError
+            If the loader is empty or none, the limit leaves nothing, or the counters do not fit.
         """
         length = loader_length(as_loader(loader))
         self._batches_per_epoch = _limited(length, limit)
+        if self._batches_per_epoch == 0:
+            raise ConfigurationError(f"limit_train_batches={limit} of {length} batches leaves none to train on")
         if self._batches_per_epoch is not None:
             self._recipe.reconcile_counters(self._batches_per_epoch)
         own = self._recipe.target_steps(self._batches_per_epoch)

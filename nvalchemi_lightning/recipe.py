@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from nvalchemi_lightning.context import TrainContext
 from nvalchemi_lightning.counted import CountedRecipe
-from nvalchemi_lightning.errors import ConfigurationError, ConfigurationTypeError
+from nvalchemi_lightning.errors import ConfigurationError, ConfigurationTypeError, UnknownNameError, nearest
 from nvalchemi_lightning.hooks.lifecycle import HookLifecycle
 from nvalchemi_lightning.hooks.registry import HookRegistry
 from nvalchemi_lightning.losses import (
@@ -33,7 +33,7 @@ from nvalchemi_lightning.runtime import (
     trainable_parameters,
 )
 from nvalchemi_lightning.stages import TrainingStage
-from nvalchemi_lightning.training_fn import check_call_shape, default_training_fn
+from nvalchemi_lightning.training_fn import check_call_shape, resolve_training_fn
 from nvalchemi_lightning.validation.config import ValidationConfig
 
 __all__ = ["TrainingRecipe"]
@@ -69,11 +69,11 @@ class TrainingRecipe(CountedRecipe):
     The duration and the progress of the run are those of `CountedRecipe`.
     """
 
-    models: dict[str, nn.Module]
+    models: dict[str, Any]
     optimizer_configs: dict[str, list[OptimizerConfig]] = Field(default_factory=dict)
     training_fn: Any = None
     loss_fn: ComposedLossFunction
-    loss_target_assembler: Callable[..., Mapping[str, Tensor]] = assemble_loss_targets
+    loss_target_assembler: Any = assemble_loss_targets
     devices: list[torch.device] = Field(default_factory=lambda: [torch.device("cpu")])
     validation_config: ValidationConfig | None = None
     hooks: list[Any] = Field(default_factory=list)
@@ -108,8 +108,7 @@ class TrainingRecipe(CountedRecipe):
         data["single_model_input"] = single
         if data.get("optimizer_configs") is not None:
             data["optimizer_configs"] = normalize_optimizer_configs(data["optimizer_configs"], single_model=single)
-        if data.get("training_fn") is None and single:
-            data["training_fn"] = default_training_fn
+        data["training_fn"] = resolve_training_fn(data.get("training_fn"), single_model=single)
         return data
 
     @field_validator("loss_fn", mode="before")
@@ -128,7 +127,10 @@ class TrainingRecipe(CountedRecipe):
     @classmethod
     def _as_devices(cls, devices: Any) -> list[torch.device]:
         listed = devices if isinstance(devices, (list, tuple)) else [devices]
-        return [torch.device(device) for device in listed]
+        try:
+            return [torch.device(device) for device in listed]
+        except (RuntimeError, TypeError) as error:
+            raise ConfigurationError(f"devices={devices!r} holds what is no device: {error}") from error
 
     @field_validator("loss_target_assembler")
     @classmethod
@@ -272,7 +274,16 @@ class TrainingRecipe(CountedRecipe):
             Moved to the training device.
         model_key : str, optional
             Which named model it stands for; ignored for one bare model.
+
+        Raises
+        ------
+        UnknownNameError
+            If there is no such model.
         """
+        if not self.single_model_input and model_key is not None and model_key not in self.models:
+            raise UnknownNameError(
+                f"no model is called {model_key!r}{nearest(model_key, self.models)}; there are {sorted(self.models)}"
+            )
         module.to(self.devices[0], non_blocking=True)
         if self.single_model_input or model_key is None:
             self.inference_model = module
@@ -309,7 +320,15 @@ class TrainingRecipe(CountedRecipe):
 
     @contextmanager
     def training_mode(self) -> Iterator[None]:
-        """Hold the models as training needs them; on leaving every mode and flag is as before."""
+        """Hold the models as training needs them; on leaving every mode and flag is as before.
+
+        Raises
+        ------
+        ConfigurationError
+            If no model has an optimizer.
+        """
+        if not self.optimizer_configs:
+            raise ConfigurationError("nothing would be trained: optimizer_configs is empty; give an OptimizerConfig")
         with (
             freeze_unconfigured_models(self.models, self.optimizer_configs),
             train_configured_models(self.models, self.optimizer_configs),

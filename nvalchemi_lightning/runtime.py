@@ -23,6 +23,7 @@ __all__ = [
     "named_models",
     "rehome_optimizer_state",
     "require_parameters",
+    "restoring_modes",
     "train_configured_models",
     "trainable_parameters",
     "unwrap_model",
@@ -60,7 +61,7 @@ def freeze_unconfigured_models(models: Models, configs: Container[str]) -> Itera
     configured, others = _split(models, configs)
     shared = {id(p) for model in configured for p in model.parameters()}
     frozen = [p for model in others for p in model.parameters() if id(p) not in shared]
-    with _modes_restored(others), _flags_restored(frozen):
+    with restoring_modes(others), _flags_restored(frozen):
         for model in others:
             model.eval()
         for parameter in frozen:
@@ -82,7 +83,7 @@ def train_configured_models(models: Models, configs: Container[str]) -> Iterator
         The keys of the models that train.
     """
     configured, _ = _split(models, configs)
-    with _modes_restored(configured):
+    with restoring_modes(configured):
         for model in configured:
             if not model.training:
                 model.train()
@@ -101,7 +102,7 @@ def eval_configured_models(models: Models, configs: Container[str]) -> Iterator[
         The keys of the models that train.
     """
     configured, _ = _split(models, configs)
-    with _modes_restored(configured):
+    with restoring_modes(configured):
         for model in configured:
             model.eval()
         yield
@@ -116,7 +117,7 @@ def evaluating(module: nn.Module) -> Iterator[None]:
     module : nn.Module
         The root of the tree.
     """
-    with _modes_restored([module]):
+    with restoring_modes([module]):
         module.eval()
         yield
 
@@ -279,7 +280,14 @@ def require_parameters(names: Iterable[str], valid: Collection[str]) -> None:
 
 
 @contextmanager
-def _modes_restored(roots: Iterable[nn.Module]) -> Iterator[None]:
+def restoring_modes(roots: Iterable[nn.Module]) -> Iterator[None]:
+    """Give every submodule its train or eval mode back on exit.
+
+    Parameters
+    ----------
+    roots : iterable of nn.Module
+        The roots of the trees.
+    """
     roots = list(roots)
     modes = [(module, module.training) for root in roots for module in root.modules()]
     switched = [(root, root.training) for root in roots]

@@ -134,7 +134,7 @@ class TrainingStrategy(TrainingRecipe):
         if self.validation_config is None:
             raise TrainingStateError("validate() requires a validation_config; set strategy.validation_config")
         if self._running is not None:
-            _lightning.run_validation(self._running.trainer)
+            self._running.validate_by_hand()
         else:
             self._validate_alone(EvaluationLoader.wrap(self.validation_config.validation_data))
         return self.last_validation  # type: ignore[return-value]

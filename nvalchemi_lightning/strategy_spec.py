@@ -30,6 +30,7 @@ __all__ = [
     "spec_dict",
     "strategy_arguments_from_spec",
     "strategy_class",
+    "strategy_from_checkpoint_dict",
 ]
 
 _REQUIRED = ("optimizer_configs", "devices", "loss_fn_spec")
@@ -145,7 +146,7 @@ def strategy_arguments_from_spec(
         Replaces the stored one.
     **overrides
         ``loss_target_assembler``, ``validation_config``, ``devices``, ``num_epochs``, ``num_steps`` or
-        ``optimizer_configs``; one kind of duration replaces the other.
+        ``optimizer_configs``; None leaves what is stored, and one kind of duration replaces the other.
 
     Raises
     ------
@@ -158,6 +159,7 @@ def strategy_arguments_from_spec(
     """
     _require_overrides(overrides)
     _require_shape(spec)
+    overrides = {name: value for name, value in overrides.items() if value is not None}
     devices = overrides.get("devices", spec["devices"])
     arguments = {
         "models": _models(spec, models, devices),
@@ -171,6 +173,29 @@ def strategy_arguments_from_spec(
     if "optimizer_configs" not in overrides:
         arguments["optimizer_configs"] = _optimizer_configs(spec["optimizer_configs"])
     return {**overrides, **arguments}
+
+
+def strategy_from_checkpoint_dict(base: type, form: Mapping[str, Any], **arguments: Any) -> Any:
+    """Return the strategy that `checkpoint_dict` described, with its counters.
+
+    Parameters
+    ----------
+    base : type
+        What its class must be or derive from.
+    form : mapping
+        The recipe, ``strategy_cls`` and ``runtime_state``.
+    **arguments
+        Handed to its ``from_spec_dict``, see `strategy_arguments_from_spec`.
+
+    Raises
+    ------
+    ConfigurationError
+        See `strategy_class`, `strategy_arguments_from_spec` and `restore_counters`.
+    """
+    concrete: Any = strategy_class(form.get("strategy_cls"), base)
+    strategy = concrete.from_spec_dict(form, **arguments)
+    restore_counters(strategy, form.get("runtime_state"))
+    return strategy
 
 
 def strategy_class(path: Any, base: type) -> type:

@@ -9,8 +9,9 @@ from typing import Any, get_origin, get_type_hints
 from torch import Tensor, nn
 
 from nvalchemi_lightning.errors import ConfigurationError, ConfigurationTypeError
+from nvalchemi_lightning.specs import resolve
 
-__all__ = ["TrainingFn", "check_call_shape", "default_training_fn"]
+__all__ = ["TrainingFn", "check_call_shape", "default_training_fn", "resolve_training_fn"]
 
 TrainingFn = Callable[[Any, Any], Mapping[str, Tensor]]
 """``training_fn(model, batch)`` for one model, ``training_fn(models, batch)`` for named models."""
@@ -32,6 +33,28 @@ def default_training_fn(model: nn.Module, batch: Any) -> dict[str, Tensor]:
         ``predicted_<key>`` for every output that is not None.
     """
     return {f"predicted_{key}": value for key, value in model(batch).items() if value is not None}
+
+
+def resolve_training_fn(function: Any, *, single_model: bool) -> Any:
+    """Return the forward function that was meant.
+
+    Parameters
+    ----------
+    function : callable, str or None
+        A dotted path into a trusted package is imported; None is `default_training_fn` for one bare model.
+    single_model : bool
+        Whether one bare model was given.
+
+    Raises
+    ------
+    ConfigurationError
+        If a path leads nowhere, or to something that cannot be called.
+    UntrustedPathError
+        If it leads outside the trusted packages: a recipe may come from a file of a stranger.
+    """
+    if function is None and single_model:
+        return default_training_fn
+    return resolve(function, kind="callable") if isinstance(function, str) else function
 
 
 def check_call_shape(function: Any, *, single_model: bool) -> None:

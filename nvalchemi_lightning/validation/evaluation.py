@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DistributedSampler
 
+from nvalchemi_lightning.batch_step import call_forward, detached
 from nvalchemi_lightning.errors import ConfigurationError, TrainingStateError
 from nvalchemi_lightning.feeding import loader_length
 from nvalchemi_lightning.losses import compute_supervised_loss
@@ -92,7 +93,7 @@ class Evaluation:
             self._config.batch_callback(
                 batch=batch,
                 predictions=seen,
-                loss=losses,
+                loss=detached(losses),
                 batch_count=batch_count,
                 step_count=recipe.step_count,
                 epoch=recipe.epoch_count,
@@ -108,7 +109,7 @@ class Evaluation:
         """
         return {
             **self._sums.summary(self._config.name, sum_over_ranks),
-            "metrics": self._metrics.compute(),
+            "metrics": self._metrics.compute(sum_over_ranks),
             "model_source": self._source,
             "ema_model_keys": self._averaged,
             "precision": self._precision,
@@ -119,9 +120,17 @@ class Evaluation:
         ctx = recipe.context(batch, global_rank=rank, validating=True)
         ctx.models, ctx.model = self._models, self._models.get("main")
         fire(TrainingStage.BEFORE_FORWARD, ctx)
-        ctx.predictions = self._forward(self._models["main"] if recipe.single_model_input else self._models, batch)
+        try:
+            ctx.predictions = call_forward(self._forward, self._models, batch, single=recipe.single_model_input)
+        except RuntimeError as error:
+            if not self._enable_grad and "does not require grad" in str(error):
+                error.add_note(
+                    "The model differentiates, but nothing says so and autograd is off in this pass; "
+                    "write ValidationConfig(grad_mode='enabled')"
+                )
+            raise
         fire(TrainingStage.AFTER_FORWARD, ctx)
-        return ctx.predictions  # type: ignore[return-value]
+        return ctx.predictions
 
 
 def _needs_grad(config: ValidationConfig, loss_fn: Any, models: Mapping[str, nn.Module]) -> bool:
@@ -176,13 +185,8 @@ class EvaluationLoader:
 
     @classmethod
     def wrap(cls, loader: Any, rank: int = 0, world_size: int = 1) -> EvaluationLoader:
-        """Return the share of a rank, of a loader that may be wrapped already.
-
-        A loader of this package is asked for its variant without repeated samples.
-        """
-        loader = loader.loader if isinstance(loader, cls) else loader
-        for_evaluation = getattr(loader, "for_evaluation", None)
-        return cls(loader if for_evaluation is None else for_evaluation(), rank, world_size)
+        """Return the share of a rank, of a loader that may be wrapped already."""
+        return cls(loader.loader if isinstance(loader, cls) else loader, rank, world_size)
 
     def __len__(self) -> int:
         return math.ceil((len(self.loader) - self._rank) / self._world_size)
