@@ -1,0 +1,107 @@
+"""The hook that builds neighbor lists before the model is called."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from nvalchemi_lightning.errors import ConfigurationError
+from nvalchemi_lightning.models.base import NeighborConfig, NeighborListFormat
+from nvalchemi_lightning.neighbors import neighbor_list
+from nvalchemi_lightning.stages import TrainingStage
+
+__all__ = ["NeighborListHook"]
+
+_STAMP = "_neighbor_list_built_for"
+
+
+class NeighborListHook:
+    """Write ``neighbor_list`` and ``neighbor_list_shifts`` onto every batch, in place.
+
+    Parameters
+    ----------
+    config : NeighborConfig or mapping, optional
+        What the model needs, such as ``model.model_config.neighbor_config``.
+    skin : float, default 0.0
+        Added to the cutoff [A]; a model applies its own cutoff, so longer lists cost time alone.
+    cutoff : float, optional
+        Largest distance [A]; instead of ``config``.
+    format : {"coo"}, default "coo"
+        With ``cutoff``: how neighbors are stored.
+    stage : TrainingStage, default TrainingStage.BEFORE_FORWARD
+        When to act.
+
+    Raises
+    ------
+    ConfigurationError
+        Unless exactly one of ``config`` and ``cutoff`` is given, or if the list would be a matrix or a half list.
+
+    Notes
+    -----
+    At ``BEFORE_FORWARD`` it fires for every training and validation batch. Edges that came with the batch are
+    replaced, since nothing tells their cutoff; without this hook they are used as they are. A batch that comes
+    again with atoms that have not moved keeps the list that the hook gave it. Nothing is checkpointed.
+    """
+
+    frequency: int = 1
+
+    def __init__(
+        self,
+        config: NeighborConfig | Mapping[str, Any] | None = None,
+        skin: float = 0.0,
+        *,
+        cutoff: float | None = None,
+        format: NeighborListFormat | str = NeighborListFormat.COO,  # noqa: A002 (the key of job specs)
+        stage: TrainingStage = TrainingStage.BEFORE_FORWARD,
+    ) -> None:
+        if (config is None) == (cutoff is None):
+            raise ConfigurationError("NeighborListHook needs either config or cutoff=..., not both and not neither")
+        given = {"cutoff": cutoff, "format": format} if config is None else config
+        self.config = NeighborConfig.model_validate(given)
+        if self.config.format is not NeighborListFormat.COO or self.config.half_list:
+            raise ConfigurationError(
+                f"NeighborListHook writes full lists in the format 'coo', got format={self.config.format.value!r} and "
+                f"half_list={self.config.half_list}"
+            )
+        self.skin = skin
+        self.stage: TrainingStage = stage
+
+    @property
+    def cutoff(self) -> float:
+        """Largest distance of the search [A]."""
+        return self.config.cutoff + self.config.skin + self.skin
+
+    def __call__(self, ctx: Any, stage: TrainingStage) -> None:
+        """Give ``ctx.batch`` its edges."""
+        batch = ctx.batch
+        built = getattr(batch, _STAMP, None)
+        if built is not None and built.still_fits(batch, self.cutoff):
+            return
+        edges, shifts = neighbor_list(batch, self.cutoff)
+        batch.neighbor_list = edges
+        batch.neighbor_list_shifts = shifts
+        setattr(batch, _STAMP, _Built(self.cutoff, edges, batch.positions, _version(batch.positions)))
+
+
+@dataclass(frozen=True)
+class _Built:
+    """What the list of a batch was built for."""
+
+    cutoff: float
+    edges: Tensor
+    positions: Tensor
+    version: int
+
+    def still_fits(self, batch: Any, cutoff: float) -> bool:
+        """Say whether the list is still there, for this cutoff, and the atoms have not moved."""
+        positions = batch.positions
+        same_list = getattr(batch, "neighbor_list", None) is self.edges and self.cutoff == cutoff
+        return same_list and positions is self.positions and _version(positions) == self.version
+
+
+def _version(tensor: Tensor) -> int:
+    """Count in-place changes; tensors of inference mode do not count theirs."""
+    return 0 if tensor.is_inference() else tensor._version  # noqa: SLF001 (torch has no public name for it)

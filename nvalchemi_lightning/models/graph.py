@@ -1,0 +1,85 @@
+"""What a model reads from a batch: atoms, edges and the structures they belong to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nvalchemi_lightning.models.differentiation import outside_inference
+from nvalchemi_lightning.neighbors import edge_vectors, neighbor_list
+
+__all__ = ["AtomGraph", "structure_of_atoms"]
+
+
+def structure_of_atoms(data: Any) -> Tensor:
+    """Return the structure of each atom, int64, shape (V,); all belong to the first where there is no ``batch_idx``."""
+    index = getattr(data, "batch_idx", None)
+    if index is None:
+        return torch.zeros(data.positions.shape[0], dtype=torch.int64, device=data.positions.device)
+    return outside_inference(index.long())
+
+
+@dataclass(frozen=True)
+class AtomGraph:
+    """A batch as a graph.
+
+    Attributes
+    ----------
+    numbers : Tensor
+        Atomic numbers, int64, shape (V,).
+    structure : Tensor
+        Structure of each atom, int64, shape (V,).
+    source, target : Tensor
+        Atoms that each edge joins, int64, shape (E,).
+    vectors : Tensor
+        From source to target, shape (E, 3) [A].
+    cell, pbc : Tensor or None
+        Lattice vectors, shape (B, 3, 3) [A], and periodicity, shape (B, 3), where the batch has both.
+    num_structures : int
+        Number of structures B.
+    """
+
+    numbers: Tensor
+    structure: Tensor
+    source: Tensor
+    target: Tensor
+    vectors: Tensor
+    cell: Tensor | None
+    pbc: Tensor | None
+    num_structures: int
+
+    @classmethod
+    def of(cls, data: Any, cutoff: float) -> AtomGraph:
+        """Read a batch or a structure; neighbors are searched for if it brings none.
+
+        Parameters
+        ----------
+        data : Batch or AtomicData
+            The structures. It is not changed.
+        cutoff : float
+            Largest distance of that search [A].
+        """
+        edges, shifts = getattr(data, "neighbor_list", None), getattr(data, "neighbor_list_shifts", None)
+        if edges is None:
+            edges, shifts = neighbor_list(data, cutoff)
+        structure = structure_of_atoms(data)
+        edges = outside_inference(edges.long())
+        source, target = edges.t().contiguous().unbind(0)
+        cell, pbc = getattr(data, "cell", None), getattr(data, "pbc", None)
+        return cls(
+            numbers=outside_inference(data.atomic_numbers.long()),
+            structure=structure,
+            source=source,
+            target=target,
+            vectors=outside_inference(edge_vectors(data, edges, shifts, structure)),
+            cell=None if cell is None else outside_inference(cell),
+            pbc=None if pbc is None else outside_inference(pbc),
+            num_structures=int(data.num_graphs),
+        )
+
+    def sum_over_structures(self, values: Tensor) -> Tensor:
+        """Add up values of atoms, shape (V, ...), for each structure: shape (B, ...)."""
+        return values.new_zeros(self.num_structures, *values.shape[1:]).index_add(0, self.structure, values)
