@@ -184,9 +184,10 @@ class ComposedLossFunction(nn.Module):
         for name, leaf, weight in zip(self.names, self.terms, weights, strict=True):
             pred, target = self._inputs(leaf, predictions, targets)
             values[name], (sums[name], count, _) = leaf.collect(pred, target, **metadata)
-            counts[name] = count.detach()
-            if leaf.per_sample_loss is not None:
-                samples[name] = _scaled_sample(leaf, leaf.per_sample_loss, weight)
+            counts[name] = _without_graph(count)
+            sample = leaf.per_sample_loss
+            if sample is not None:
+                samples[name] = _scaled_sample(leaf, sample, weight)
         if count_reducer is not None:
             values = _divide(sums, counts, count_reducer)
         return {
@@ -397,7 +398,12 @@ def _scaled_sample(leaf: LossTerm, sample: object, weight: float) -> Tensor:
         raise ConfigurationError(
             f"{type(leaf).__name__}.per_sample_loss must be 1-D, one entry per graph; got {tuple(sample.shape)}"
         )
-    return (sample * weight).detach()
+    return _without_graph(sample * weight)
+
+
+def _without_graph(values: Tensor) -> Tensor:
+    # Hardly any of these has a graph, and asking is cheaper than detaching.
+    return values.detach() if values.requires_grad else values
 
 
 def _weighted_sum(values: Iterable[Tensor], weights: Iterable[float]) -> Tensor:
