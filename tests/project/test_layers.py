@@ -17,10 +17,10 @@ ROOT = Path(nvalchemi_lightning.__file__).parent
 
 LAYERS = (
     {"errors", "stages", "context", "typing"},
-    {"specs", "strict_model"},
-    {"losses", "optim", "metrics", "neighbors", "data", "models", "runtime"},
+    {"specs", "strict_model", "runtime"},
+    {"losses", "optim", "metrics", "neighbors", "data", "models"},
     {"hooks", "counters", "update", "feeding", "training_fn", "validation", "model_inputs", "recipe"}
-    | {"batch_step", "progress", "scalars"},
+    | {"batch_step", "checkpoint", "counted", "progress", "requests", "scalars", "strategy_spec"},
     # Lightning begins here.
     {"_lightning", "second_owners", "owner", "callbacks", "module", "datamodule"},
     {"strategy"},
