@@ -9,12 +9,13 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
+from urllib.parse import quote
 
 import torch
 
-__all__ = ["digest", "publish", "staging", "write_file"]
+__all__ = ["digest", "publish", "stage_file", "staging"]
 
 
 @contextmanager
@@ -39,23 +40,28 @@ def staging(root: Path, index: int) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def write_file(path: Path, content: Any) -> str:
+def stage_file(folder: Path, name: str, content: Any) -> str:
     """Write JSON or, for a ``.pt`` file, tensors; return the SHA-256 of the bytes, which are on the disk then.
 
     Parameters
     ----------
-    path : Path
-        Where; folders are made.
+    folder : Path
+        What `staging` provides.
+    name : str
+        The path that the file will have, relative to the folder of checkpoints.
     content : Any
         JSON data, or what ``torch.save`` takes.
     """
-    data = _tensor_bytes(content) if path.suffix == ".pt" else _json_bytes(content)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("wb") as file:
+    data = _tensor_bytes(content) if name.endswith(".pt") else _json_bytes(content)
+    with _staged(folder, name).open("wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
     return hashlib.sha256(data).hexdigest()
+
+
+def _staged(folder: Path, name: str) -> Path:
+    return folder / quote(name, safe="")
 
 
 def _tensor_bytes(content: Any) -> memoryview:
@@ -75,15 +81,22 @@ def publish(folder: Path, root: Path, names: list[str]) -> None:
     Parameters
     ----------
     folder, root : Path
-        From where, to where.
+        What `staging` provides, and the folder of checkpoints.
     names : list of str
-        Paths relative to both. What comes later in the list never reaches the disk before what comes earlier.
+        Paths relative to ``root``, staged before. The last one makes the others count: it never reaches the disk before them.
     """
-    for name in names:
-        target = root / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        os.replace(folder / name, target)
-        _sync_folder(target.parent)
+    *first, last = names
+    for name in first:
+        _move(_staged(folder, name), root / name)
+    for changed in sorted({parent for name in first for parent in PurePath(name).parents}):
+        _sync_folder(root / changed)
+    _move(_staged(folder, last), root / last)
+    _sync_folder((root / last).parent)
+
+
+def _move(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    source.replace(target)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -26,17 +26,20 @@ from nvalchemi_lightning.errors import ConfigurationError, StoreError
 
 __all__ = [
     "HOOKS",
+    "KINDS",
     "MANIFEST",
     "SCHEMA_VERSION",
     "STRATEGY",
+    "check_index",
     "component_names",
     "indices",
     "locate",
-    "manifest",
+    "manifest_of",
     "read_json",
     "record_file",
     "spec_file",
     "state_file",
+    "state_files",
     "strategy_file",
 ]
 
@@ -44,6 +47,7 @@ SCHEMA_VERSION = 1
 MANIFEST = "manifest.json"
 STRATEGY = "strategy.json"
 HOOKS = "hooks"
+KINDS = ("models", "optimizers", "schedulers")
 
 _ALIAS = re.compile(r"(?P<kind>step|epoch)_(?P<count>\d+)|final")
 
@@ -84,7 +88,14 @@ def record_file(index: int) -> str:
     return f"lightning/checkpoints/{index}.json"
 
 
-def manifest(index: int, components: Sequence[str], associations: Mapping[str, Any]) -> dict[str, Any]:
+def state_files(root: Path, index: int) -> set[str]:
+    """Return the files of an index that are there, relative to the folder."""
+    patterns = [state_file(f"{kind}/*", index) for kind in KINDS]
+    patterns += [state_file(HOOKS, index), strategy_file(index)]
+    return {path.relative_to(root).as_posix() for pattern in patterns for path in root.glob(pattern)}
+
+
+def manifest_of(index: int, components: Sequence[str], associations: Mapping[str, Any]) -> dict[str, Any]:
     """Return what ``manifest.json`` says.
 
     Parameters
@@ -98,7 +109,7 @@ def manifest(index: int, components: Sequence[str], associations: Mapping[str, A
     """
     names = {
         kind: sorted(component.partition("/")[2] for component in components if component.startswith(f"{kind}/"))
-        for kind in ("models", "optimizers", "schedulers")
+        for kind in KINDS
     }
     return {
         "schema_version": SCHEMA_VERSION,
@@ -135,6 +146,19 @@ def indices(root: Path) -> list[int]:
     return sorted(found)
 
 
+def check_index(index: int) -> int:
+    """Return an index that is asked for.
+
+    Raises
+    ------
+    ConfigurationError
+        If it is neither an integer >= 0 nor -1.
+    """
+    if not isinstance(index, int) or isinstance(index, bool) or index < -1:
+        raise ConfigurationError(f"checkpoint_index must be an integer >= 0, or -1 for the newest; got {index!r}")
+    return index
+
+
 def locate(path: str | Path, index: int = -1) -> tuple[Path, int]:
     """Return the folder and the index that a path stands for.
 
@@ -153,9 +177,7 @@ def locate(path: str | Path, index: int = -1) -> tuple[Path, int]:
     ConfigurationError
         If the index is below -1, or both a name and an index are given.
     """
-    if not isinstance(index, int) or isinstance(index, bool) or index < -1:
-        raise ConfigurationError(f"checkpoint_index must be an integer >= 0, or -1 for the newest; got {index!r}")
-    path = Path(path)
+    path, index = Path(path), check_index(index)
     alias = _ALIAS.fullmatch(path.name)
     if path.is_dir() or alias is None:
         return path, index

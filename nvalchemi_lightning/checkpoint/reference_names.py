@@ -22,6 +22,8 @@ _TERMS = {
 _SCHEDULES = ("ConstantWeight", "CosineWeight", "LinearWeight", "PiecewiseWeight")
 
 _REFERENCE_NAMES = {
+    # The reference trains nothing but strategies; a recipe that a Trainer was brought for reads as one.
+    "recipe.TrainingRecipe": f"{_TRAINING}.strategy.TrainingStrategy",
     "strategy.TrainingStrategy": f"{_TRAINING}.strategy.TrainingStrategy",
     "training_fn.default_training_fn": f"{_TRAINING}.strategy.default_training_fn",
     "optim.config.OptimizerConfig": f"{_TRAINING}.optimizers.OptimizerConfig",

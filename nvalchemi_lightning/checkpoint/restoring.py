@@ -11,15 +11,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from nvalchemi_lightning.checkpoint.layout import component_names
+from nvalchemi_lightning.checkpoint.reading import Stored
 from nvalchemi_lightning.checkpoint.reference_names import in_own_names
-from nvalchemi_lightning.checkpoint.snapshot import (
-    keyed_hooks,
-    model_state,
-    named_optimizers,
-    optimized_names,
-    plain_name,
-)
-from nvalchemi_lightning.checkpoint.store import Stored
+from nvalchemi_lightning.checkpoint.snapshot import named_optimizers
+from nvalchemi_lightning.checkpoint.states import keyed_hooks, model_state, optimized_names, plain_name
 from nvalchemi_lightning.errors import ConfigurationError, LabelNotFoundError
 from nvalchemi_lightning.optim import OptSchedPair
 from nvalchemi_lightning.runtime import move_to_devices, unwrap_model

@@ -9,12 +9,13 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+from nvalchemi_lightning.checkpoint.reading import Stored, read
 from nvalchemi_lightning.checkpoint.restoring import adopt_dtypes, apply
 from nvalchemi_lightning.checkpoint.snapshot import take_snapshot
-from nvalchemi_lightning.checkpoint.store import Stored, read, write
+from nvalchemi_lightning.checkpoint.writing import write
 from nvalchemi_lightning.errors import ConfigurationError
 from nvalchemi_lightning.runtime import named_models
-from nvalchemi_lightning.strategy_spec import strategy_class
+from nvalchemi_lightning.strategy_spec import strategy_from_checkpoint_dict
 
 __all__ = ["load", "restore", "save"]
 
@@ -141,13 +142,16 @@ def load(
     recipe = _require_strategy(stored)
     if map_location is not None:
         overrides["devices"] = [torch.device(map_location)]
-    _require_all_models(stored, models)
-    concrete: Any = strategy_class(recipe.get("strategy_cls"), cls)
-    strategy = concrete.from_spec_dict(recipe, models=models, hooks=hooks, training_fn=training_fn, **overrides)
+    if models is not None:
+        _require_models(stored, named_models(models), "models=")
+    strategy = strategy_from_checkpoint_dict(
+        cls, recipe, models=models, hooks=hooks, training_fn=training_fn, **overrides
+    )
+    _require_models(stored, strategy.models, "the recipe")
     if models is None:
         for name, model in strategy.models.items():
             adopt_dtypes(model, stored.states[f"models/{name}"])
-    apply(strategy, stored, new_configs="optimizer_configs" in overrides)
+    apply(strategy, stored, new_configs=overrides.get("optimizer_configs") is not None)
     return strategy  # type: ignore[no-any-return]
 
 
@@ -159,9 +163,7 @@ def _require_strategy(stored: Stored) -> dict[str, Any]:
     return stored.strategy
 
 
-def _require_all_models(stored: Stored, models: Any) -> None:
+def _require_models(stored: Stored, models: Mapping[str, nn.Module], what: str) -> None:
     saved = sorted(name.partition("/")[2] for name in stored.states if name.startswith("models/"))
-    if models is not None and sorted(named_models(models)) != saved:
-        raise ConfigurationError(
-            f"models= has {sorted(named_models(models))}, the checkpoint has {saved}; pass exactly these"
-        )
+    if sorted(models) != saved:
+        raise ConfigurationError(f"{what} has the models {sorted(models)}, the checkpoint {saved}; pass exactly these")

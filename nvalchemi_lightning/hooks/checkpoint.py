@@ -9,8 +9,9 @@ from typing import Any, ClassVar
 
 from pydantic import Field, PrivateAttr, model_validator
 
+from nvalchemi_lightning.checkpoint.reading import latest_index
 from nvalchemi_lightning.checkpoint.snapshot import Snapshot, require_savable, take_snapshot
-from nvalchemi_lightning.checkpoint.store import latest_index, write
+from nvalchemi_lightning.checkpoint.writing import write
 from nvalchemi_lightning.context import TrainContext
 from nvalchemi_lightning.errors import ConfigurationError, TrainingStateError
 from nvalchemi_lightning.stages import TrainingStage

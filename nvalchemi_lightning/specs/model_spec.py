@@ -59,7 +59,8 @@ def model_spec(model: nn.Module) -> BaseSpec:
     Notes
     -----
     Where the model lives is not part of the recipe, so an argument ``device`` is left out. So is a ``dtype`` that the
-    model does not store: weights bring their own. The random state of torch is not touched.
+    model does not store, for weights bring their own, and a private argument (``_name``) with a default. The random
+    state of torch is not touched.
     """
     model = unwrap_model(model)
     own = _own_spec(model)
@@ -102,7 +103,7 @@ def _own_spec(model: nn.Module) -> BaseSpec | None:
 def _derived(model: nn.Module) -> BaseSpec:
     cls = type(model)
     arguments: dict[str, Any] = {}
-    for parameter in signature_of(cls).parameters.values():
+    for parameter in _constructor(cls):
         if parameter.kind in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD):
             raise ConfigurationError(
                 f"{cls.__name__} takes *{parameter.name}, whose values nothing tells; implement checkpoint_spec()"
@@ -116,13 +117,21 @@ def _derived(model: nn.Module) -> BaseSpec:
         raise ConfigurationError(f"{error}; or implement {cls.__name__}.checkpoint_spec()") from error
 
 
+def _constructor(cls: type[nn.Module]) -> list[Parameter]:
+    if cls.__init__ is nn.Module.__init__:  # its *args are there for multiple inheritance only
+        return []
+    return list(signature_of(cls).parameters.values())
+
+
 def _stored(model: nn.Module, parameter: Parameter) -> Any:
     """Return what the model holds under the name of a constructor argument."""
     name, cls = parameter.name, type(model).__name__
     value = getattr(model, name, _ABSENT)
     if inspect.ismethod(value):
         value = getattr(model, f"_{name}", _ABSENT)
-    if name == "device" or (name == "dtype" and value is _ABSENT):
+    if name == "device":
+        return _ABSENT
+    if value is _ABSENT and (name == "dtype" or (name.startswith("_") and parameter.default is not Parameter.empty)):
         return _ABSENT
     if value is _ABSENT:
         raise ConfigurationError(

@@ -1,21 +1,19 @@
-"""A folder of checkpoints: put a snapshot in, get one out."""
+"""Read a checkpoint from its folder, all of it or not at all."""
 
 from __future__ import annotations
 
-import pickle
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import torch
 
-import nvalchemi_lightning
-from nvalchemi_lightning.checkpoint import layout
-from nvalchemi_lightning.checkpoint.files import digest, publish, staging, write_file
+from nvalchemi_lightning.checkpoint.files import digest
 from nvalchemi_lightning.checkpoint.layout import (
     HOOKS,
+    KINDS,
     MANIFEST,
     SCHEMA_VERSION,
     STRATEGY,
@@ -23,18 +21,17 @@ from nvalchemi_lightning.checkpoint.layout import (
     locate,
     read_json,
     record_file,
-    spec_file,
     state_file,
+    state_files,
     strategy_file,
 )
-from nvalchemi_lightning.checkpoint.snapshot import Snapshot
 from nvalchemi_lightning.errors import ConfigurationError, StoreError
 
-__all__ = ["Stored", "latest_index", "read", "write"]
+__all__ = ["Stored", "latest_index", "read"]
 
-_KINDS = ("models", "optimizers", "schedulers")
-# What torch.load raises on a file that is cut short, foreign or not safe.
-_LOAD_ERRORS = (RuntimeError, EOFError, ValueError, KeyError, pickle.UnpicklingError)
+# What torch.load raises on a file that is cut short, foreign or not safe to load.
+_UNSAFE: type[Exception] = torch.serialization.pickle.UnpicklingError  # type: ignore[attr-defined]
+_LOAD_ERRORS = (RuntimeError, EOFError, ValueError, KeyError, _UNSAFE)
 
 
 @dataclass(frozen=True)
@@ -65,78 +62,6 @@ class Stored:
     manifest: dict[str, Any]
 
 
-def write(root: str | Path, snapshot: Snapshot, index: int = -1) -> int:
-    """Write a snapshot.
-
-    Parameters
-    ----------
-    root : str or Path
-        The folder; made if absent. One process writes to it at a time.
-    snapshot : Snapshot
-        What to write.
-    index : int
-        A slot to fill or to overwrite; -1 is the one after the newest.
-
-    Returns
-    -------
-    int
-        The index.
-
-    Raises
-    ------
-    ConfigurationError
-        If the index is below -1.
-    OSError
-        If the disk is full or not writable; earlier checkpoints are untouched then.
-
-    Notes
-    -----
-    Everything is written to a temporary folder inside ``root``, flushed to the disk and moved into place; the
-    manifest comes last. Filling an older slot does not change which index is the newest.
-    """
-    root, index = locate(root, index)
-    newest = latest_index(root)
-    index = newest + 1 if index == -1 else index
-    own = _own_files(snapshot, index)
-    manifest = layout.manifest(index, list(snapshot.states), snapshot.associations)
-    shared = _shared_files(root, snapshot) if index >= newest else {}
-    try:
-        with staging(root, index) as folder:
-            hashes = {name: write_file(folder / name, content) for name, content in own.items()}
-            record = {"version": nvalchemi_lightning.__version__, "files": hashes, "manifest": manifest}
-            shared = {**shared, MANIFEST: manifest} if index >= newest else {}
-            for name, content in {record_file(index): record, **shared}.items():
-                write_file(folder / name, content)
-            # The record first: until every file is in place it does not fit, and the index counts as incomplete.
-            publish(folder, root, [record_file(index), *own, *shared])
-    except OSError as error:
-        error.add_note(f"checkpoint {index} was not written to {root}; the earlier ones there are untouched")
-        raise
-    return index
-
-
-def _own_files(snapshot: Snapshot, index: int) -> dict[str, Any]:
-    files = {state_file(component, index): state for component, state in snapshot.states.items()}
-    if snapshot.hooks:
-        files[state_file(HOOKS, index)] = snapshot.hooks
-    return {**files, strategy_file(index): snapshot.strategy}
-
-
-def _shared_files(root: Path, snapshot: Snapshot) -> dict[str, Any]:
-    """Return the recipes that the folder does not have yet, or has in another form."""
-    specs = {spec_file(component): spec for component, spec in snapshot.specs.items()}
-    return {**{name: spec for name, spec in specs.items() if not _has(root / name, spec)}, STRATEGY: snapshot.strategy}
-
-
-def _has(path: Path, spec: Mapping[str, Any]) -> bool:
-    from nvalchemi_lightning.specs import without_timestamps
-
-    try:
-        return bool(without_timestamps(read_json(path)) == without_timestamps(spec))
-    except (FileNotFoundError, StoreError):
-        return False
-
-
 def latest_index(root: Path) -> int:
     """Return the newest index of a folder, -1 if it has none.
 
@@ -157,7 +82,7 @@ def read(path: str | Path, index: int = -1) -> Stored:
     Parameters
     ----------
     path : str or Path
-        The folder, or a name in it, see `layout.locate`.
+        The folder, or a name in it, see `locate`.
     index : int
         Which one; -1 is the newest complete one.
 
@@ -181,21 +106,17 @@ def read(path: str | Path, index: int = -1) -> Stored:
 def _read_newest(root: Path) -> Stored:
     manifest = _manifest_or_warning(root)
     last = max(indices(root), default=-1) if manifest is None else manifest["checkpoint_index"]
-    candidates = [index for index in reversed(indices(root)) if index <= last]
-    if not candidates:
-        raise FileNotFoundError(f"{root} has a manifest but no checkpoint")
-    for i, index in enumerate(candidates):
+    for earlier in sorted((index for index in indices(root) if index < last), reverse=True):
         try:
-            return _read_index(root, index, manifest)
-        except (StoreError, FileNotFoundError) as error:
-            if i + 1 == len(candidates):
-                raise
+            return _read_index(root, last, manifest)
+        except StoreError as error:
             warnings.warn(
-                f"checkpoint {index} of {root} is not complete: {error}. Trying {candidates[i + 1]} instead; "
-                "delete the damaged files if you do not need them",
-                stacklevel=4,
+                f"checkpoint {last} of {root} is not complete: {error}. Reading checkpoint {earlier} instead; "
+                "delete what is damaged if you do not need it",
+                stacklevel=5,
             )
-    raise FileNotFoundError(f"{root} has no checkpoint")
+            last = earlier
+    return _read_index(root, last, manifest)
 
 
 def _manifest_or_warning(root: Path) -> dict[str, Any] | None:
@@ -212,22 +133,21 @@ def _manifest_or_warning(root: Path) -> dict[str, Any] | None:
 
 def _read_manifest(root: Path) -> dict[str, Any]:
     path = root / MANIFEST
-    manifest = read_json(path)
-    index = manifest.get("checkpoint_index") if isinstance(manifest, dict) else None
-    if not isinstance(index, int):
-        raise StoreError(f"{path} is damaged: checkpoint_index is {index!r}")
-    version = manifest.get("schema_version", 0)
+    manifest = _read_object(path)
+    index, version = manifest.get("checkpoint_index"), manifest.get("schema_version", 0)
+    if not isinstance(index, int) or not isinstance(version, int):
+        raise StoreError(f"{path} is damaged: checkpoint_index is {index!r}, schema_version {version!r}")
     if version > SCHEMA_VERSION:
         raise ConfigurationError(
             f"Checkpoint schema version {version} is newer than supported ({SCHEMA_VERSION}): {path}; "
             "update nvalchemi-lightning"
         )
-    return dict(manifest)
+    return manifest
 
 
 def _read_index(root: Path, index: int, manifest: Mapping[str, Any] | None) -> Stored:
     record = _read_record(root, index)
-    names = _found_files(root, index) if record is None else list(record["files"])
+    names = state_files(root, index) if record is None else record["files"]
     described = manifest if manifest is not None and manifest["checkpoint_index"] == index else None
     if record is not None:
         _verify(root, record["files"])
@@ -235,8 +155,10 @@ def _read_index(root: Path, index: int, manifest: Mapping[str, Any] | None) -> S
     elif described is not None:
         _require_listed(root, index, described)
     states = {_component(name): _load_tensors(root / name) for name in names if name.endswith(".pt")}
+    if not states:
+        raise StoreError(f"{root} holds nothing of checkpoint {index}; load another checkpoint_index")
     hooks = states.pop(HOOKS, {})
-    strategy = read_json(root / strategy_file(index)) if strategy_file(index) in names else None
+    strategy = _read_object(root / strategy_file(index)) if strategy_file(index) in names else None
     if strategy is None and (root / STRATEGY).exists():
         raise StoreError(f"{root / strategy_file(index)} is missing; load another checkpoint_index")
     return Stored(root, index, strategy, states, hooks, dict(described or {"checkpoint_index": index}))
@@ -246,10 +168,20 @@ def _read_record(root: Path, index: int) -> dict[str, Any] | None:
     path = root / record_file(index)
     if not path.exists():  # the reference writes none
         return None
-    record = read_json(path)
-    if not isinstance(record, dict) or not isinstance(record.get("files"), dict):
+    record = _read_object(path)
+    files = record.get("files")
+    if not isinstance(files, dict) or not isinstance(record.get("manifest"), dict):
         raise StoreError(f"{path} is damaged: it lists no files")
+    if any(PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts for name in files):
+        raise StoreError(f"{path} is damaged: it lists files outside {root}")
     return record
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    content = read_json(path)
+    if not isinstance(content, dict):
+        raise StoreError(f"{path} is damaged: it holds no object but {content!r:.80}")
+    return content
 
 
 def _verify(root: Path, hashes: Mapping[str, str]) -> None:
@@ -261,14 +193,8 @@ def _verify(root: Path, hashes: Mapping[str, str]) -> None:
             raise StoreError(f"{path} is damaged: its SHA-256 is not the recorded one")
 
 
-def _found_files(root: Path, index: int) -> list[str]:
-    patterns = [f"{kind}/*/checkpoints/{index}.pt" for kind in _KINDS]
-    patterns += [state_file(HOOKS, index), strategy_file(index)]
-    return [path.relative_to(root).as_posix() for pattern in patterns for path in sorted(root.glob(pattern))]
-
-
 def _require_listed(root: Path, index: int, manifest: Mapping[str, Any]) -> None:
-    for kind in _KINDS:
+    for kind in KINDS:
         for name in manifest.get(kind, ()):
             path = root / state_file(f"{kind}/{name}", index)
             if not path.is_file():
@@ -279,8 +205,11 @@ def _component(name: str) -> str:
     return name.rpartition("/checkpoints/")[0]
 
 
-def _load_tensors(path: Path) -> Any:
+def _load_tensors(path: Path) -> dict[str, Any]:
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        state = torch.load(path, map_location="cpu", weights_only=True)
     except _LOAD_ERRORS as error:
         raise StoreError(f"{path} is damaged or not safe to load: {error}") from error
+    if not isinstance(state, dict):
+        raise StoreError(f"{path} is damaged: it holds a {type(state).__name__}, not a state")
+    return state

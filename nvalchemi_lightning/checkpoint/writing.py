@@ -1,0 +1,104 @@
+"""Put a snapshot into a folder of checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from nvalchemi_lightning.checkpoint.files import publish, stage_file, staging
+from nvalchemi_lightning.checkpoint.layout import (
+    HOOKS,
+    MANIFEST,
+    STRATEGY,
+    check_index,
+    manifest_of,
+    read_json,
+    record_file,
+    spec_file,
+    state_file,
+    state_files,
+    strategy_file,
+)
+from nvalchemi_lightning.checkpoint.reading import latest_index
+from nvalchemi_lightning.checkpoint.snapshot import Snapshot
+from nvalchemi_lightning.errors import StoreError
+from nvalchemi_lightning.specs import without_timestamps
+
+__all__ = ["write"]
+
+
+def write(root: str | Path, snapshot: Snapshot, index: int = -1) -> int:
+    """Write a snapshot.
+
+    Parameters
+    ----------
+    root : str or Path
+        The folder; made if absent. One process writes to it at a time.
+    snapshot : Snapshot
+        What to write.
+    index : int
+        A slot to fill or to overwrite; -1 is the one after the newest.
+
+    Returns
+    -------
+    int
+        The index.
+
+    Raises
+    ------
+    ConfigurationError
+        If the index is below -1.
+    OSError
+        If the disk is full or not writable; earlier checkpoints are untouched then.
+
+    Notes
+    -----
+    Everything is written to a temporary folder inside ``root``, flushed to the disk and moved into place; the
+    manifest comes last. Filling an older slot does not change which index is the newest.
+    """
+    root, newest = Path(root), latest_index(Path(root))
+    index = newest + 1 if check_index(index) == -1 else index
+    own = _own_files(snapshot, index)
+    manifest = manifest_of(index, list(snapshot.states), snapshot.associations)
+    shared = {**_changed_recipes(root, snapshot), MANIFEST: manifest} if index >= newest else {}
+    try:
+        with staging(root, index) as folder:
+            hashes = {name: stage_file(folder, name, content) for name, content in own.items()}
+            record = {"version": version("nvalchemi-lightning"), "files": hashes, "manifest": manifest}
+            for name, content in {record_file(index): record, **shared}.items():
+                stage_file(folder, name, content)
+            _vacate(root, index, keep=own)
+            publish(folder, root, [*own, record_file(index), *shared])
+    except OSError as error:
+        error.add_note(f"checkpoint {index} was not written to {root}; the earlier ones there are untouched")
+        raise
+    return index
+
+
+def _vacate(root: Path, index: int, keep: Iterable[str]) -> None:
+    """Make an index that is overwritten count as incomplete, so that a crash cannot leave a mixture behind."""
+    stale = state_files(root, index).difference(keep)
+    for name in (strategy_file(index), record_file(index), *sorted(stale)):
+        (root / name).unlink(missing_ok=True)
+
+
+def _own_files(snapshot: Snapshot, index: int) -> dict[str, Any]:
+    files = {state_file(component, index): state for component, state in snapshot.states.items()}
+    if snapshot.hooks:
+        files[state_file(HOOKS, index)] = snapshot.hooks
+    return {**files, strategy_file(index): snapshot.strategy}
+
+
+def _changed_recipes(root: Path, snapshot: Snapshot) -> dict[str, Any]:
+    """Return the recipes that the folder does not have yet, or has in another form."""
+    specs = {spec_file(component): spec for component, spec in snapshot.specs.items()}
+    return {**{name: spec for name, spec in specs.items() if not _has(root / name, spec)}, STRATEGY: snapshot.strategy}
+
+
+def _has(path: Path, spec: Mapping[str, Any]) -> bool:
+    try:
+        return bool(without_timestamps(read_json(path)) == without_timestamps(spec))
+    except (FileNotFoundError, StoreError):
+        return False
