@@ -398,7 +398,7 @@ def _scaled_sample(leaf: LossTerm, sample: object, weight: float) -> Tensor:
         raise ConfigurationError(
             f"{type(leaf).__name__}.per_sample_loss must be 1-D, one entry per graph; got {tuple(sample.shape)}"
         )
-    return _without_graph(sample * weight)
+    return _without_graph(sample if weight == 1.0 else sample * weight)
 
 
 def _without_graph(values: Tensor) -> Tensor:
@@ -409,7 +409,7 @@ def _without_graph(values: Tensor) -> Tensor:
 def _weighted_sum(values: Iterable[Tensor], weights: Iterable[float]) -> Tensor:
     pairs = zip(values, weights, strict=True)
     value, weight = next(pairs)
-    total = value * weight
+    total = value if weight == 1.0 else value * weight
     for value, weight in pairs:
         total = total.add(value, alpha=weight)
     return total
