@@ -17,6 +17,7 @@ _HOME = {
     "BaseLossFunction": "losses",
     "BaseSpec": "specs",
     "BatchValidationCallback": "validation",
+    "CheckpointHook": "hooks",
     "CheckpointableHook": "hooks",
     "ComposedLossFunction": "losses",
     "ComposedLossOutput": "losses",
@@ -62,6 +63,7 @@ _HOME = {
     "step_lr_schedulers": "optim",
     "step_optimizers": "optim",
     "trust": "specs",
+    "trusted_packages": "specs",
     "unwrap_model": "runtime",
     "zero_gradients": "optim",
 }

@@ -187,7 +187,7 @@ class AlchemiModule(LightningModule):
 
     def set_extra_state(self, state: dict[str, int]) -> None:
         """Take over counters that came with weights."""
-        self.recipe.counters = Counters(**state)
+        vars(self.recipe.counters).update(vars(Counters(**state)))
 
     # Opening and closing a run ----------------------------------------------------------------------------------
 

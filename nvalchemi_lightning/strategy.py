@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import TQDMProgressBar
 from pydantic import PrivateAttr, model_validator
 
-from nvalchemi_lightning import _lightning
+from nvalchemi_lightning import _lightning, checkpoint, strategy_spec
 from nvalchemi_lightning.batch_step import BatchStep
 from nvalchemi_lightning.errors import ConfigurationError, TrainingStateError
 from nvalchemi_lightning.feeding import as_loader
@@ -148,6 +149,42 @@ class TrainingStrategy(TrainingRecipe):
             trainer = Trainer(**self._trainer_options({"enable_progress_bar": False}))
             trainer.validate(AlchemiModule(self), data, verbose=False)
         move_to_devices(self.models, self.devices)
+
+    def save_checkpoint(self, root: str | Path, *, checkpoint_index: int = -1) -> int:
+        """Save weights, optimizers, schedulers, counters and the states of hooks; see `checkpoint.save`."""
+        return checkpoint.save(self, root, checkpoint_index=checkpoint_index)
+
+    def restore_checkpoint(
+        self, root: str | Path, checkpoint_index: int = -1, map_location: Any = None
+    ) -> dict[str, Any]:
+        """Load a checkpoint into this strategy; see `checkpoint.restore`."""
+        return checkpoint.restore(self, root, checkpoint_index, map_location)
+
+    @classmethod
+    def load_checkpoint(
+        cls, root: str | Path, checkpoint_index: int = -1, map_location: Any = None, **arguments: Any
+    ) -> Self:
+        """Rebuild a strategy from a checkpoint; see `checkpoint.load` for the keyword arguments."""
+        return checkpoint.load(cls, root, checkpoint_index, map_location, **arguments)
+
+    def to_spec_dict(self) -> dict[str, Any]:
+        """Return the recipe as JSON data; see `strategy_spec.spec_dict`."""
+        return strategy_spec.spec_dict(self)
+
+    @classmethod
+    def from_spec_dict(cls, spec: Mapping[str, Any], **arguments: Any) -> Self:
+        """Build a strategy from a recipe; see `strategy_spec.strategy_arguments_from_spec`."""
+        return cls(**strategy_spec.strategy_arguments_from_spec(spec, **arguments))
+
+    def to_checkpoint_dict(self) -> dict[str, Any]:
+        """Return the recipe with class and counters as JSON data; see `strategy_spec.checkpoint_dict`."""
+        return strategy_spec.checkpoint_dict(self)
+
+    @classmethod
+    def from_checkpoint_dict(cls, form: Mapping[str, Any], **arguments: Any) -> Self:
+        """Build a strategy from `to_checkpoint_dict`; see `strategy_spec.strategy_from_checkpoint_dict`."""
+        built: Self = strategy_spec.strategy_from_checkpoint_dict(cls, form, **arguments)
+        return built
 
     def __enter__(self) -> TrainingStrategy:
         """Enter the hooks for several calls of `train_batch` or `run`."""
