@@ -83,7 +83,8 @@ def publish(folder: Path, root: Path, names: list[str]) -> None:
     folder, root : Path
         What `staging` provides, and the folder of checkpoints.
     names : list of str
-        Paths relative to ``root``, staged before. The last one makes the others count: it never reaches the disk before them.
+        Paths relative to ``root``, staged before. The last one makes the others count: it never reaches the disk
+        before them.
     """
     *first, last = names
     for name in first:

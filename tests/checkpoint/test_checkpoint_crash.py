@@ -160,7 +160,9 @@ def test_files_reach_the_disk_before_they_count(root: Path, monkeypatch: pytest.
     assert "fsync" not in calls[moves[0] : moves[-2]]
     assert calls[moves[-2] : moves[-1]].count("fsync") > 3
     assert calls[moves[-1] :].count("fsync") == 1
-    assert max((root / name).stat().st_ctime_ns for name in contents(root)) == (root / "manifest.json").stat().st_ctime_ns
+    assert (
+        max((root / name).stat().st_ctime_ns for name in contents(root)) == (root / "manifest.json").stat().st_ctime_ns
+    )
 
 
 def two_checkpoints(root: Path) -> tuple[dict[str, Any], dict[str, Any]]:
