@@ -13,9 +13,9 @@ from nvalchemi_lightning.errors import DataError
 __all__ = [
     "EnergyMAE",
     "EnergyRMSE",
+    "ErrorMetric",
     "ForcesMAE",
     "ForcesRMSE",
-    "ErrorMetric",
     "StressMAE",
     "StressRMSE",
 ]

@@ -20,6 +20,7 @@ from nvalchemi_lightning.callbacks.driver import RunDriver
 from nvalchemi_lightning.callbacks.metric_schedulers import MetricSchedulers
 from nvalchemi_lightning.callbacks.stage import StageCallback
 from nvalchemi_lightning.errors import ConfigurationError
+from nvalchemi_lightning.requests import RunRequests
 from nvalchemi_lightning.second_owners import refuse_second_owners
 from nvalchemi_lightning.update import UpdateOwner
 
@@ -75,11 +76,7 @@ class SingleOwnerMixin(Strategy):
         self._direct_transfer = model.transfers_plainly() and getattr(trainer, "datamodule", None) is None
         if not trainer.training:
             _lightning.shard_evaluation_ourselves(trainer)
-        self.owner = UpdateOwner(
-            model.recipe.registry,
-            backward=lambda loss: self.backward(loss, None),
-            optimizer_step=lambda optimizer: self.optimizer_step(optimizer, _no_closure),
-        )
+        self.owner = UpdateOwner(model.recipe.registry, self)
         model.connect_owner(self)
         _lightning.attach_first(trainer, RunDriver(), replacing=(RunDriver, StageCallback, MetricSchedulers))
 
@@ -122,7 +119,7 @@ class SingleOwnerMixin(Strategy):
     def refuse_uneven(self, batches: int | None) -> None:
         """Refuse loaders that give the ranks different numbers of batches; nothing to do on one rank."""
 
-    def count_reducer(self) -> Callable[[Tensor], Tensor] | None:
+    def count_reducer(self, requests: RunRequests) -> Callable[[Tensor], Tensor] | None:
         """Return what turns loss denominators of one rank into global ones, None for one process."""
         return None
 
@@ -211,11 +208,22 @@ class SingleOwnerDDP(SingleOwnerMixin, DDPStrategy):
                 "(nvalchemi_lightning.data.DataLoader pads with shuffle=True or distributed_padding=True)"
             )
 
-    def count_reducer(self) -> Callable[[Tensor], Tensor] | None:
-        """Return ``counts -> sum over ranks / world_size``; DDP averages gradients, hence the division."""
+    def count_reducer(self, requests: RunRequests) -> Callable[[Tensor], Tensor] | None:
+        """Return ``counts -> sum over ranks / world_size``; DDP averages gradients, hence the division.
+
+        The ranks' requests to stop travel in the same reduction, so that all leave the loop at the same batch.
+        """
         if self.world_size == 1:
             return None
-        return lambda counts: _all_reduce(counts).clamp(min=1) / self.world_size
+        requests.votes = torch.zeros((), device=self.root_device)
+
+        def reduce(counts: Tensor) -> Tensor:
+            vote = counts.new_full((1,), requests.stop_reason is not None)
+            total = _all_reduce(torch.cat((counts, vote)))
+            requests.votes = total[-1]
+            return total[:-1].clamp(min=1) / self.world_size
+
+        return reduce
 
     def sum_over_ranks(self) -> Callable[[Tensor], Tensor] | None:
         """Return the all-reduce that sums a tensor over all ranks."""
@@ -235,10 +243,6 @@ def _all_reduce(values: Tensor) -> Tensor:
     total = values.clone()
     torch.distributed.all_reduce(total)
     return total
-
-
-def _no_closure() -> None:
-    return None
 
 
 def _register() -> None:

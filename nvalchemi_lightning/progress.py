@@ -84,7 +84,7 @@ class RunProgress:
         """Return whether the target is reached or somebody asked to stop."""
         if self._target is not None and self._counters.step_count >= self._target:
             return True
-        return self._requests.stop_reason is not None
+        return self._requests.must_stop()
 
     def at_epoch_end(self) -> bool:
         """Return whether the newest batch is the last one of a loader of known length."""

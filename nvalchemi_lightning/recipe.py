@@ -226,7 +226,7 @@ class TrainingRecipe(CountedRecipe):
         return list(self._callbacks)
 
     def stop(self, reason: str) -> None:
-        """End the run cleanly after the current batch.
+        """End the run cleanly after the current batch; with several ranks, after the next one, on all of them.
 
         Parameters
         ----------

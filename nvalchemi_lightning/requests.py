@@ -22,15 +22,23 @@ class RunRequests:
         What to do at the end of the present point of the loop.
     scalars : dict of str to Tensor or float
         What to log at the next cadence.
+    votes : Tensor or None
+        How many ranks asked to stop, as of the newest batch; None on one rank.
     """
 
     stop_reason: str | None = None
     deferred: list[Callable[[], None]] = field(default_factory=list)
     scalars: dict[str, Tensor | float] = field(default_factory=dict)
 
+    votes: Tensor | None = None
+
+    def must_stop(self) -> bool:
+        """Return whether the run ends here; with several ranks, whether they all know that one asked for it."""
+        return self.stop_reason is not None if self.votes is None else bool(self.votes > 0)
+
     def forget(self) -> None:
         """Forget what an earlier run left behind."""
-        self.stop_reason, self.deferred, self.scalars = None, [], {}
+        self.stop_reason, self.deferred, self.scalars, self.votes = None, [], {}, None
 
     def run_deferred(self) -> None:
         """Do what was deferred, each once."""

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
@@ -20,7 +20,23 @@ from nvalchemi_lightning.hooks.registry import HookRegistry
 from nvalchemi_lightning.optim import step_lr_schedulers
 from nvalchemi_lightning.stages import TrainingStage
 
-__all__ = ["UpdateOwner"]
+__all__ = ["UpdateOwner", "UpdatePrimitives"]
+
+
+class UpdatePrimitives(Protocol):
+    """What the owner asks to act; Lightning's strategies have these methods."""
+
+    def backward(self, closure_loss: Any, optimizer: Optimizer | None) -> Any:
+        """Differentiate the loss."""
+
+    def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any]) -> Any:
+        """Step one optimizer."""
+
+    def pre_backward(self, closure_loss: Any) -> None:
+        """Prepare a backward pass, for example the reduction of gradients over ranks."""
+
+    def post_backward(self, closure_loss: Any) -> None:
+        """Finish a backward pass."""
 
 
 class UpdateOwner:
@@ -30,10 +46,8 @@ class UpdateOwner:
     ----------
     registry : HookRegistry
         Asked for the claimants of the replacement stages, and for the stage that an error names.
-    backward : callable
-        ``backward(loss)``: the primitive that differentiates.
-    optimizer_step : callable
-        ``optimizer_step(optimizer)``: the primitive that steps one optimizer.
+    primitives : UpdatePrimitives
+        What differentiates and steps: a Lightning strategy.
 
     Notes
     -----
@@ -42,15 +56,9 @@ class UpdateOwner:
     `accumulating`, and an optimizer may step once per request.
     """
 
-    def __init__(
-        self,
-        registry: HookRegistry,
-        backward: Callable[[Tensor], Any],
-        optimizer_step: Callable[[Optimizer], Any],
-    ) -> None:
+    def __init__(self, registry: HookRegistry, primitives: UpdatePrimitives) -> None:
         self._registry = registry
-        self._backward = backward
-        self._optimizer_step = optimizer_step
+        self._primitives = primitives
         self._parameters: tuple[nn.Parameter, ...] = ()
         self._optimizers: tuple[Optimizer, ...] = ()
         self._schedulers: tuple[Any, ...] = ()
@@ -66,17 +74,8 @@ class UpdateOwner:
     @classmethod
     def plain(cls, registry: HookRegistry) -> UpdateOwner:
         """Return an owner whose primitives are those of torch, for training without a Trainer."""
-
-        def backward(loss: Tensor) -> None:
-            owner.consume("backward")
-            with owner.accumulating():
-                loss.backward()  # type: ignore[no-untyped-call]
-
-        def optimizer_step(optimizer: Optimizer) -> None:
-            owner.consume("optimizer_step")
-            optimizer.step()
-
-        owner = cls(registry, backward, optimizer_step)
+        primitives = _TorchPrimitives()
+        primitives.owner = owner = cls(registry, primitives)
         return owner
 
     def attach(
@@ -121,11 +120,13 @@ class UpdateOwner:
         if claimant is None:
             self._registry.stage = TrainingStage.DO_BACKWARD
             with self._request("backward"):
-                self._backward(ctx.loss)  # type: ignore[arg-type]
+                self._primitives.backward(ctx.loss, None)
             return
         self._accumulated = False
+        self._primitives.pre_backward(ctx.loss)
         with self._delegate():
             self._registry.fire(TrainingStage.DO_BACKWARD, ctx)
+        self._primitives.post_backward(ctx.loss)
         if not self._accumulated:
             raise TrainingStateError(
                 f"{type(claimant).__name__} claims DO_BACKWARD but accumulated no gradient; "
@@ -183,7 +184,7 @@ class UpdateOwner:
         for optimizer in self._optimizers:
             self._may_step.add(id(optimizer))
             with self._request("optimizer_step"):
-                self._optimizer_step(optimizer)
+                self._primitives.optimizer_step(optimizer, _no_closure)
             self._may_step.discard(id(optimizer))
         step_lr_schedulers(self._schedulers)
 
@@ -223,3 +224,26 @@ class UpdateOwner:
             "Observe with a Hook; change the update with a TrainingUpdateHook; "
             "torch.autograd.grad is free for diagnostics"
         )
+
+
+class _TorchPrimitives:
+    owner: UpdateOwner
+
+    def backward(self, closure_loss: Any, optimizer: Optimizer | None) -> None:
+        self.owner.consume("backward")
+        with self.owner.accumulating():
+            closure_loss.backward()
+
+    def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any]) -> None:
+        self.owner.consume("optimizer_step")
+        optimizer.step()
+
+    def pre_backward(self, closure_loss: Any) -> None:
+        """Nothing to prepare on one device."""
+
+    def post_backward(self, closure_loss: Any) -> None:
+        """Nothing to finish on one device."""
+
+
+def _no_closure() -> None:
+    return None

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from nvalchemi_lightning.data.dataset import Dataset as Dataset
     from nvalchemi_lightning.data.dataset import InMemoryDataset as InMemoryDataset
     from nvalchemi_lightning.data.dataset import MultiDataset as MultiDataset
+    from nvalchemi_lightning.data.edge_transform import NeighborListTransform as NeighborListTransform
     from nvalchemi_lightning.data.fields import FIELDS as FIELDS
     from nvalchemi_lightning.data.fields import Field as Field
     from nvalchemi_lightning.data.sampler import EpochSampler as EpochSampler
@@ -36,6 +37,7 @@ _HOMES = {
     "Field": "fields",
     "InMemoryDataset": "dataset",
     "MultiDataset": "dataset",
+    "NeighborListTransform": "edge_transform",
     "Reader": "zarr_reader",
     "ZarrArrayConfig": "zarr_writer",
     "ZarrWriteConfig": "zarr_writer",
