@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from nvalchemi_lightning import AlchemiModule, OptimizerConfig
 from nvalchemi_lightning.data import Batch
-from nvalchemi_lightning.losses import ComposedLossFunction, as_composed_loss, compute_supervised_loss
+from nvalchemi_lightning.losses import as_composed_loss, compute_supervised_loss, loss_target_keys
 from nvalchemi_lightning.training_fn import default_training_fn
 
 __all__ = ["Run", "Supervised", "Task", "ours", "plain", "trainer_switches"]
@@ -51,13 +51,17 @@ class Supervised:
 
     def __init__(self, task: Task) -> None:
         self.model = task.make_model()
-        self.loss_fn: ComposedLossFunction = as_composed_loss(task.make_loss())
+        self.loss_fn = as_composed_loss(task.make_loss())
+        self.target_keys = loss_target_keys(self.loss_fn)
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=LEARNING_RATE)
 
     def loss(self, batch: Batch) -> Tensor:
         """Return the loss of a batch."""
         predictions = default_training_fn(self.model, batch)
-        return compute_supervised_loss(self.loss_fn, predictions, batch, step=0, epoch=0)["total_loss"]
+        output = compute_supervised_loss(
+            self.loss_fn, predictions, batch, step=0, epoch=0, target_keys=self.target_keys
+        )
+        return output["total_loss"]
 
 
 def plain(task: Task) -> Run:
