@@ -142,7 +142,10 @@ class AlchemiModule(LightningModule):
         owner.attach(self.recipe.trained_parameters(), *self.recipe.flat_optimizers())
         self._open.callback(owner.detach)
         self._batch_step = BatchStep(
-            self.recipe, owner, world_size=self.trainer.world_size, count_reducer=self._owner.count_reducer(self.recipe.requests)
+            self.recipe,
+            owner,
+            world_size=self.trainer.world_size,
+            count_reducer=self._owner.count_reducer(self.recipe.requests),
         )
 
     def train_dataloader(self) -> Any:

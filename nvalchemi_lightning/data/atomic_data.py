@@ -71,9 +71,7 @@ class AtomicData(FieldHolder):
         **fields: Tensor | None,
     ) -> None:
         given = {"positions": positions, "atomic_numbers": atomic_numbers}
-        for name, value in fields.items():
-            if value is not None:
-                given[name] = value
+        given |= {name: value for name, value in fields.items() if value is not None}
         state = self.__dict__
         state.update(checks.check_structure(given, self.precision_preserving_keys))
         state["_levels"] = known_levels(given)

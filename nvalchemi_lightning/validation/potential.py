@@ -11,9 +11,9 @@ from torch import Tensor
 from nvalchemi_lightning.metrics import (
     EnergyMAE,
     EnergyRMSE,
+    ErrorMetric,
     ForcesMAE,
     ForcesRMSE,
-    ErrorMetric,
     StressMAE,
     StressRMSE,
 )
