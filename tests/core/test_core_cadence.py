@@ -276,7 +276,9 @@ def test_an_unknown_metric_is_named_with_those_there_are() -> None:
 
 def test_a_plateau_scheduler_without_validation_is_refused_at_construction() -> None:
     """B51."""
-    message = r"optimizer_configs\['main'\] has the scheduler ReduceLROnPlateau, .* there is no validation_config"
+    message = (
+        r"optimizer_configs\['main'\] has the scheduler ReduceLROnPlateau, .* the run does not validate: set valid"
+    )
     with pytest.raises(ValidationError, match=message):
         strategy(optimizer_configs=plateau())
     module = AlchemiModule(models=Harm(), loss_fn=force_loss(), optimizer_configs=plateau())
@@ -287,7 +289,7 @@ def test_a_plateau_scheduler_without_validation_is_refused_at_construction() -> 
 
 def test_a_plateau_scheduler_with_validation_switched_off_is_refused() -> None:
     what = strategy(optimizer_configs=plateau(1e-3), num_steps=1, validation_config=config())
-    with pytest.raises(ConfigurationError, match="ReduceLROnPlateau.*limit_val_batches"):
+    with pytest.raises(ConfigurationError, match=r"ReduceLROnPlateau.*limit_val_batches"):
         run(what, batches(1), limit_val_batches=0)
 
 
@@ -388,7 +390,7 @@ def test_monitors_wait_for_the_first_validation() -> None:
 
 def test_a_misspelt_monitor_names_what_there_is() -> None:
     stopper = EarlyStopping("val_loss")
-    with pytest.raises(RuntimeError, match="val_loss.*validation/total_loss"):
+    with pytest.raises(RuntimeError, match=r"val_loss.*validation/total_loss"):
         run(worsening(num_steps=2), FAR_BELOW, callbacks=[stopper])
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import torch
-from core_rigs import ConstGrad, Harm, batches, force_loss, run, sgd, strategy, w_of
+from core_rigs import At, ConstGrad, Harm, batches, force_loss, run, sgd, strategy, w_of
 from pydantic import ValidationError
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel
@@ -20,7 +20,7 @@ from nvalchemi_lightning.errors import (
     MissingPredictionError,
     MissingTargetError,
 )
-from nvalchemi_lightning.losses import ComposedLossFunction, StressMSELoss
+from nvalchemi_lightning.losses import ComposedLossFunction, LinearWeight, StressMSELoss
 from nvalchemi_lightning.stages import TrainingStage
 from nvalchemi_lightning.training_fn import check_call_shape, default_training_fn
 
@@ -126,11 +126,11 @@ def test_named_models_keep_their_names_and_identity(kind: Any) -> None:
     [
         ({}, "models must contain at least one model"),
         (nn.ModuleDict(), "models must contain at least one model"),
-        ({"a": 3}, r"models.*\ba\b(?s:.*)Module.*3"),
-        ("model", r"models.*main(?s:.*)Module.*'model'"),
-        (None, r"models.*main(?s:.*)Module.*None"),
-        ([Harm()], r"models.*main(?s:.*)Module.*list"),
-        (Harm, r"models.*main(?s:.*)Module.*Harm"),
+        ({"a": 3}, r"map names to nn.Module instances; models\['a'\] is 3"),
+        ("model", r"map names to nn.Module instances; models\['main'\] is 'model'"),
+        (None, r"map names to nn.Module instances; models\['main'\] is None"),
+        ([Harm()], r"map names to nn.Module instances; models\['main'\] is \[Harm\(\)\]"),
+        (Harm, r"map names to nn.Module instances; models\['main'\] is <class .*Harm"),
         (DataParallel(Harm()), r"models\['main'\] is wrapped in DataParallel; pass the bare model"),
     ],
     ids=["empty", "empty ModuleDict", "number", "text", "none", "list", "class", "wrapped"],
@@ -291,7 +291,7 @@ def test_a_loss_is_required() -> None:
 
 
 def test_an_assembler_must_be_callable() -> None:
-    with pytest.raises((ValidationError, ConfigurationTypeError), match="(?s)loss_target_assembler.*callable"):
+    with pytest.raises((ValidationError, ConfigurationTypeError), match=r"(?s)loss_target_assembler.*callable"):
         strategy(loss_target_assembler=3)
 
 
@@ -314,10 +314,9 @@ def test_an_assembler_provides_the_targets() -> None:
         loss_target_assembler=targets, num_steps=1, validation_config=ValidationConfig(validation_data=batches(1))
     )
     run(what, batches(1))
-    assert seen == [(what, ("energy", "forces"), "Batch"), (what, None, "Validation batch")] or seen == [
-        (what, ("energy", "forces"), "Batch"),
-        (what, ("energy", "forces"), "Validation batch"),
-    ]
+    assert [(workflow, label) for workflow, _, label in seen] == [(what, "Batch"), (what, "Validation batch")]
+    assert seen[0][1] == ("energy", "forces")
+    assert seen[1][1] in (None, seen[0][1])
     assert what.last_validation["per_component_unweighted"]["EnergyMSELoss"] == 0.0  # type: ignore[index]
 
 
@@ -353,7 +352,7 @@ def test_devices_are_one_or_one_per_model() -> None:
     assert len(two(optimizer_configs=configs, devices=["cpu", "cpu"]).devices) == 2
     with pytest.raises(ValidationError, match=r"devices must hold 1 or 2 devices \(one per model\); got 3"):
         two(optimizer_configs=configs, devices=["cpu"] * 3)
-    with pytest.raises(ValidationError, match="devices must hold 1 or 1 devices|devices must hold 1 device"):
+    with pytest.raises(ValidationError, match=r"devices must hold 1.* devices?.*; got 0"):
         strategy(devices=[])
 
 
@@ -416,7 +415,7 @@ def anything(model: Any, batch: Any) -> dict[str, Tensor]:
     return {}
 
 
-def unresolvable(model: "Nowhere", batch: Any) -> dict[str, Tensor]:  # type: ignore[name-defined]  # noqa: F821
+def unresolvable(model: Nowhere, batch: Any) -> dict[str, Tensor]:  # type: ignore[name-defined]  # noqa: F821
     return {}
 
 
@@ -482,7 +481,7 @@ def test_a_function_of_one_model_does_not_fit_many(function: Any) -> None:
 @pytest.mark.parametrize(
     "function",
     [
-        lambda: {},
+        lambda: None,
         lambda model: {},
         lambda model, batch, extra: {},
         lambda model, batch, *, extra: {},
@@ -538,3 +537,67 @@ def test_named_models_are_handed_over_by_name() -> None:
     what = strategy(models={"main": model}, optimizer_configs={"main": [sgd()]}, training_fn=forward)
     run(what, batches(1))
     assert seen == [{"main": model}]
+
+
+T = TypeVar("T")
+
+
+def of_any_kind(model: T, batch: Any) -> dict[str, Tensor]:
+    return {}
+
+
+def optional(model: nn.Module | None, batch: Any) -> dict[str, Tensor]:
+    return {}
+
+
+@pytest.mark.parametrize("function", [of_any_kind, optional, min], ids=lambda function: function.__name__)
+@pytest.mark.parametrize("single", [True, False])
+def test_functions_whose_signature_says_nothing_are_accepted(function: Any, single: bool) -> None:
+    check_call_shape(function, single_model=single)
+
+
+def test_a_strategy_is_its_own_validated_form() -> None:
+    what = strategy()
+    assert TrainingStrategy.model_validate(what) is what
+
+
+def test_the_loss_is_told_step_and_epoch_before_they_advance() -> None:
+    weights: list[float] = []
+    loss = EnergyMSELoss() + LinearWeight(start=0.0, end=1.0, num_steps=4) * ForceMSELoss()
+    loss.normalize_weights = False
+    hook = At(TrainingStage.AFTER_BATCH, lambda ctx: weights.append(ctx.losses["per_component_weight"]["ForceMSELoss"]))
+    run(strategy(loss_fn=loss, num_steps=4, hooks=[hook]), batches(1, 1))
+    assert weights == pytest.approx([0.0, 0.25, 0.5, 0.75])
+
+
+def test_the_context_names_its_strategy_and_models() -> None:
+    seen: list[Any] = []
+    what = strategy(hooks=[At(stage, seen.append) for stage in (TrainingStage.SETUP, TrainingStage.AFTER_LOSS)])
+    run(what, batches(1))
+    for ctx in seen:
+        assert ctx.workflow is what
+        assert ctx.models is what.models
+        assert ctx.model is what.models["main"]
+        assert ctx.global_rank == 0
+    what = two(
+        optimizer_configs={"a": [sgd()]},
+        hooks=[At(TrainingStage.AFTER_LOSS, seen.append)],
+        training_fn=lambda models, batch: default_training_fn(models["a"], batch),
+    )
+    run(what, batches(1))
+    assert seen[-1].model is None
+    assert len(seen[-1].optimizers) == len(seen[-1].lr_schedulers) == 1
+
+
+def test_losses_stay_those_of_the_loss_function() -> None:
+    """What a hook does to the loss before backward is not what is reported afterwards."""
+    seen: list[float] = []
+
+    def double(ctx: Any) -> None:
+        seen.append(ctx.loss.item())
+        ctx.loss = ctx.loss * 2
+
+    hooks = [At(TrainingStage.BEFORE_BACKWARD, double)]
+    hooks.append(At(TrainingStage.AFTER_BATCH, lambda ctx: seen.append(ctx.loss.item())))
+    run(strategy(hooks=hooks), batches(1))
+    assert seen[0] == seen[1]

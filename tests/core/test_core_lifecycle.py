@@ -173,6 +173,35 @@ def test_a_run_enters_prepares_and_leaves() -> None:
     assert log == ["enter a", "prepare TrainingStrategy", "call a", "exit a"]
 
 
+def test_validating_enters_and_leaves() -> None:
+    log: list[str] = []
+    config = ValidationConfig(validation_data=batches(1))
+    what = strategy(hooks=[Scoped("a", log, stage=Stage.AFTER_VALIDATION)], validation_config=config)
+    what.validate()
+    assert log == ["enter a", "call a", "exit a"]
+    log.clear()
+    with what:
+        what.validate()
+        what.validate()
+    assert log == ["enter a", "call a", "call a", "exit a"]
+
+
+@pytest.mark.parametrize("call", ["run", "train_batch"])
+def test_a_failing_preparation_leaves_the_hooks(call: str) -> None:
+    def fail(workflow: Any) -> None:
+        raise BoomError("prepare")
+
+    log: list[str] = []
+    hook = Scoped("a", log)
+    hook.prepare_strategy = fail
+    what = strategy(hooks=[hook])
+    doors = {"run": lambda: run(what, batches(1)), "train_batch": lambda: what.train_batch(batches(1)[0])}
+    with pytest.raises(BoomError, match="prepare"):
+        doors[call]()
+    assert log == ["enter a", "exit[BoomError] a"]
+    assert_usable(what)
+
+
 def test_train_batch_enters_per_call_unless_the_caller_has() -> None:
     log: list[str] = []
     what = strategy(hooks=[Scoped("a", log)], num_steps=4)
@@ -504,13 +533,12 @@ def test_filters_are_cleared_with_none() -> None:
     ["set_optimizer_parameter_filter", "set_trainable_parameter_filter", "set_force_trainable_parameter_filter"],
 )
 def test_a_filter_that_names_no_parameter_is_refused(setter: str) -> None:
-    log: list[str] = []
-    what = strategy(models=Pair(), hooks=[Scoped("a", log)])
+    model = Pair()
+    what = strategy(models=model)
     with pytest.raises(UnknownNameError, match=r"no parameter is called 'main.scal'; did you mean 'main.scale'"):
         getattr(what, setter)(["main.scal", "main.inner.w"])
-        run(what, batches(2))
-    assert not what.lifecycle.active
-    assert_usable(what)
+    run(what, batches(2))
+    assert changed(model) == {"scale": True, "inner.w": True}
 
 
 def test_filters_are_restored_after_a_failure() -> None:

@@ -227,3 +227,10 @@ def test_scalars_keep_their_order_and_become_floats() -> None:
     assert list(floats.items()) == [("b", 1.0), ("a", 2.0), ("c", 3.0)]
     assert {type(value) for value in floats.values()} == {float}
     assert to_floats({}) == {}
+
+
+def test_a_cadence_of_zero_logs_nothing() -> None:
+    logger = ListLogger()
+    what = run(strategy(num_steps=3), batches(1, 1), logger=logger, log_every_n_steps=0)
+    assert what.step_count == 3
+    assert logger.column("loss/total") == []

@@ -318,7 +318,9 @@ def test_a_claimant_of_backward_replaces_the_default() -> None:
 
 def test_a_claimant_that_runs_no_backward_is_refused() -> None:
     what = strategy(hooks=[At(Stage.DO_BACKWARD, lambda ctx: None)])
-    with pytest.raises(TrainingStateError, match="At claims DO_BACKWARD but accumulated no gradient; call loss.backw"):
+    with pytest.raises(
+        TrainingStateError, match=r"At claims DO_BACKWARD but accumulated no gradient; call loss\.backw"
+    ):
         run(what, batches(2))
 
 
@@ -436,11 +438,12 @@ def test_options_of_a_second_owner_are_refused(name: str, door: str) -> None:
     """B99: no Trainer option is silently ignored; the message names the hook."""
     options, message = REFUSED_OPTIONS[name]
     what = strategy()
-    with pytest.raises(SecondOwnerError, match=f"{message}|would be a second owner.*{message}"):
-        if door == "run":
-            run(what, batches(1), **options)
-        else:
-            trainer(**options).fit(AlchemiModule(what), OneLoader(batches(1)))
+    doors = {
+        "run": lambda: run(what, batches(1), **options),
+        "fit": lambda: trainer(**options).fit(AlchemiModule(what), OneLoader(batches(1))),
+    }
+    with pytest.raises(SecondOwnerError, match=message):
+        doors[door]()
     assert what.step_count == 0
 
 
@@ -502,9 +505,7 @@ def test_the_owner_runs_no_other_module() -> None:
         def configure_optimizers(self) -> None:
             return None
 
-    with pytest.raises(
-        ConfigurationError, match="runs an AlchemiModule; got Foreign. Wrap the models with AlchemiModul"
-    ):
+    with pytest.raises(ConfigurationError, match=r"runs an AlchemiModule; got Foreign\. Wrap the models with AlchemiM"):
         trainer().fit(Foreign(), OneLoader(batches(1)))
 
 

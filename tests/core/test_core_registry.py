@@ -250,7 +250,7 @@ def test_no_hook_is_told_of_a_strategy_that_cannot_be(fields: dict[str, Any]) ->
 
 def test_a_hook_in_the_list_twice_is_refused() -> None:
     hook = observer()
-    with pytest.raises(ValidationError, match="At is registered already and would fire twice.*must not contain dupl"):
+    with pytest.raises(ValidationError, match=r"At is registered already and would fire twice.*must not contain dup"):
         strategy(hooks=[hook, hook])
 
 
@@ -335,13 +335,13 @@ def test_a_replacement_stage_has_one_owner(stage: TrainingStage, how: str) -> No
     registry = HookRegistry()
     registry.register(At(stage, nothing))
     message = rf"At most one hook may claim {stage.name}; got 2: At, .*BEFORE_.*AFTER_.*subclass TrainingUpdateHook"
+    second: dict[str, tuple[Any, ...]] = {
+        "stage": (At(stage, nothing),),
+        "override": (observer(), stage),
+        "decides": (ClaimsAll(stage),),
+    }
     with pytest.raises(ConfigurationError, match=message):
-        if how == "stage":
-            registry.register(At(stage, nothing))
-        elif how == "override":
-            registry.register(observer(), stage)
-        else:
-            registry.register(ClaimsAll(stage))
+        registry.register(*second[how])
     assert len(registry) == 1
 
 
@@ -421,7 +421,7 @@ def test_frequency_counts_what_belongs_to_the_stage(frequency: int, epochs: int,
         Stage.AFTER_VALIDATION: epochs // frequency,
     }
     before = -(-steps // frequency)
-    forward = {stage: before + 2 * epochs for stage in (Stage.BEFORE_FORWARD, Stage.AFTER_FORWARD)}
+    forward = dict.fromkeys((Stage.BEFORE_FORWARD, Stage.AFTER_FORWARD), before + 2 * epochs)
     expected = dict.fromkeys(OBSERVED, before) | once | per_epoch | forward | {Stage.AFTER_BATCH: steps // frequency}
     assert fired == expected
 

@@ -352,7 +352,7 @@ def test_a_one_shot_loader_trains_as_far_as_it_goes() -> None:
 
 
 def test_epochs_need_a_loader_of_known_length() -> None:
-    with pytest.raises(ConfigurationError, match="num_epochs requires a sized dataloader, .* set num_steps instead"):
+    with pytest.raises(ConfigurationError, match=r"num_epochs requires a sized dataloader, .* set num_steps instead"):
         run(strategy(num_epochs=1), Unsized(numbered(2)))
 
 
