@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "checkpoint_dict",
+    "counters_from",
     "require_json",
-    "restore_counters",
     "spec_dict",
     "strategy_arguments_from_spec",
     "strategy_class",
@@ -190,11 +190,12 @@ def strategy_from_checkpoint_dict(base: type, form: Mapping[str, Any], **argumen
     Raises
     ------
     ConfigurationError
-        See `strategy_class`, `strategy_arguments_from_spec` and `restore_counters`.
+        See `strategy_class`, `strategy_arguments_from_spec` and `counters_from`.
     """
     concrete: Any = strategy_class(form.get("strategy_cls"), base)
+    counters = counters_from(form.get("runtime_state"))
     strategy = concrete.from_spec_dict(form, **arguments)
-    restore_counters(strategy, form.get("runtime_state"))
+    strategy.counters = counters or strategy.counters
     return strategy
 
 
@@ -224,15 +225,18 @@ def strategy_class(path: Any, base: type) -> type:
     return found
 
 
-def restore_counters(strategy: Any, state: Mapping[str, Any] | None) -> None:
-    """Set the counters of a strategy to those of a checkpoint.
+def counters_from(state: Mapping[str, Any] | None) -> Counters | None:
+    """Return the counters of a checkpoint.
 
     Parameters
     ----------
-    strategy : TrainingStrategy
-        Anything with ``counters``.
     state : mapping or None
-        ``runtime_state``; None leaves the counters as they are.
+        ``runtime_state``; without a ``global_step_count`` every worker is taken to have made the same steps.
+
+    Returns
+    -------
+    Counters or None
+        None where nothing is known.
 
     Raises
     ------
@@ -240,7 +244,7 @@ def restore_counters(strategy: Any, state: Mapping[str, Any] | None) -> None:
         If it is no mapping, or a count is not an integer >= 0.
     """
     if state is None:
-        return
+        return None
     if not isinstance(state, Mapping):
         raise ConfigurationError(f"runtime_state must be an object of counters; got {state!r}")
     counts = {name: state[name] for name in vars(Counters()) if name in state}
@@ -248,7 +252,7 @@ def restore_counters(strategy: Any, state: Mapping[str, Any] | None) -> None:
         counters = Counters(**counts)
     if "global_step_count" not in counts:
         counters.global_step_count = counters.step_count * _world_size()
-    strategy.counters = counters
+    return counters
 
 
 def require_json(value: Any, where: str) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain, repeat
 from typing import Any
 
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from nvalchemi_lightning.checkpoint.layout import component_names
 from nvalchemi_lightning.checkpoint.reading import Stored
@@ -19,7 +21,7 @@ from nvalchemi_lightning.errors import ConfigurationError, LabelNotFoundError
 from nvalchemi_lightning.optim import OptSchedPair
 from nvalchemi_lightning.runtime import move_to_devices, unwrap_model
 from nvalchemi_lightning.specs import dotted_path
-from nvalchemi_lightning.strategy_spec import restore_counters
+from nvalchemi_lightning.strategy_spec import counters_from
 
 __all__ = ["adopt_dtypes", "apply"]
 
@@ -44,24 +46,30 @@ def apply(strategy: Any, stored: Stored, *, new_configs: bool = False) -> None:
     LabelNotFoundError
         If the checkpoint has a component that the strategy lacks.
     ConfigurationError
-        If names, shapes or parameters differ. In both cases nothing is changed.
+        If names, shapes, parameters or counters do not fit. In both cases nothing is changed.
+
+    Notes
+    -----
+    Hooks come last, as in the reference; one that refuses its state does so when the rest is loaded.
     """
     recipe = stored.strategy or {}
+    counters = counters_from(recipe.get("runtime_state"))
     models = {name: stored.states[f"models/{name}"] for name in strategy.models if f"models/{name}" in stored.states}
     _require_live(stored, "models", strategy.models)
     for name, state in models.items():
         _check_model(name, strategy.models[name], state)
     with strategy.training_mode():  # parameters that only train during a run belong to the optimizers too
         pairs = strategy.optimizers()
-    changed = _changed(strategy, recipe) if new_configs else {}
     if not new_configs:
         _require_live_optimizers(stored, pairs)
-    _check_parameters(strategy.models, pairs, stored)
+    resumed = _resumed(pairs, stored, _changed(strategy, recipe) if new_configs else {})
+    _check_parameters(resumed, stored.manifest, optimized_names(strategy.models))
     for name, state in models.items():
         _load_model(strategy.models[name], state)
     move_to_devices(strategy.models, strategy.devices)
-    _load_optimizers(pairs, stored, changed)
-    restore_counters(strategy, recipe.get("runtime_state"))
+    for each in resumed:
+        each.load()
+    strategy.counters = counters or strategy.counters
     _load_hooks(strategy.hooks, stored.hooks)
 
 
@@ -113,23 +121,55 @@ def _check_model(name: str, model: nn.Module, state: Mapping[str, Any]) -> None:
             )
 
 
-def _check_parameters(models: Mapping[str, nn.Module], pairs: Mapping[str, list[OptSchedPair]], stored: Stored) -> None:
+@dataclass(frozen=True)
+class _Resumed:
+    """An optimizer that goes on from a saved state, with its schedule unless its config is new."""
+
+    model: str
+    name: str
+    optimizer: Optimizer
+    state: Mapping[str, Any]
+    new_config: bool
+    scheduler: Any
+    schedule: Mapping[str, Any] | None
+
+    def load(self) -> None:
+        if self.new_config:
+            self.optimizer.load_state_dict({**self.state, "param_groups": self.optimizer.state_dict()["param_groups"]})
+            return
+        self.optimizer.load_state_dict(dict(self.state))
+        if self.scheduler is not None and self.schedule is not None:
+            self.scheduler.load_state_dict(self.schedule)
+
+
+def _resumed(pairs: Mapping[str, list[OptSchedPair]], stored: Stored, changed: Mapping[str, bool]) -> list[_Resumed]:
+    """Return the optimizers that have a saved state of their own class."""
+    found = []
+    for model, name, scheduler_name, (optimizer, scheduler) in named_optimizers(pairs):
+        state = stored.states.get(f"optimizers/{name}")
+        if state is not None and changed.get(name, True):
+            schedule = stored.states.get(f"schedulers/{scheduler_name}")
+            found.append(_Resumed(model, name, optimizer, state, name in changed, scheduler, schedule))
+    return found
+
+
+def _check_parameters(
+    resumed: Iterable[_Resumed], manifest: Mapping[str, Any], names: Callable[[Optimizer], list[str]]
+) -> None:
     """Refuse moments that would land on another parameter."""
-    names = optimized_names(models)
-    for model, optimizer_name, _, (optimizer, _) in named_optimizers(pairs):
-        state = stored.states.get(f"optimizers/{optimizer_name}")
-        if state is None:
-            continue
-        live = names(optimizer)
-        associations = stored.manifest.get("associations", {}).get(model, {})
-        saved = associations.get("optimizer_parameter_names", {}).get(optimizer_name)
+    for each in resumed:
+        associations = manifest.get("associations", {}).get(each.model, {})
+        live, saved = names(each.optimizer), associations.get("optimizer_parameter_names", {}).get(each.name)
         if saved is not None and saved != live:
-            raise ConfigurationError(_difference(optimizer_name, live, saved))
-        sizes = [len(group["params"]) for group in state["param_groups"]]
-        if sizes != [len(group["params"]) for group in optimizer.param_groups]:
+            raise ConfigurationError(_difference(each.name, live, saved))
+        sizes, saved_sizes = (
+            [len(group["params"]) for group in groups]
+            for groups in (each.optimizer.param_groups, each.state["param_groups"])
+        )
+        if sizes != saved_sizes:
             raise ConfigurationError(
-                f"{optimizer_name} has parameter groups of {[len(g['params']) for g in optimizer.param_groups]} "
-                f"parameters, in the checkpoint {sizes}; freeze and group parameters as in the run that was saved"
+                f"{each.name} has parameter groups of {sizes} parameters, in the checkpoint {saved_sizes}; "
+                "freeze and group parameters as in the run that was saved"
             )
 
 
@@ -153,19 +193,6 @@ def _changed(strategy: Any, recipe: Mapping[str, Any]) -> dict[str, bool]:
             if _form(config) != _form(form):
                 changed[name] = form.get("optimizer_cls") == dotted_path(config.optimizer_cls)
     return changed
-
-
-def _load_optimizers(pairs: Mapping[str, list[OptSchedPair]], stored: Stored, changed: Mapping[str, bool]) -> None:
-    for _, optimizer_name, scheduler_name, (optimizer, scheduler) in named_optimizers(pairs):
-        state = stored.states.get(f"optimizers/{optimizer_name}")
-        if state is None or not changed.get(optimizer_name, True):
-            continue
-        if optimizer_name in changed:
-            optimizer.load_state_dict({**state, "param_groups": optimizer.state_dict()["param_groups"]})
-            continue
-        optimizer.load_state_dict(state)
-        if scheduler is not None and f"schedulers/{scheduler_name}" in stored.states:
-            scheduler.load_state_dict(stored.states[f"schedulers/{scheduler_name}"])
 
 
 def _load_model(model: nn.Module, state: Mapping[str, Any]) -> None:

@@ -73,7 +73,7 @@ class CheckpointHook(StrictModel):
     _writer: ThreadPoolExecutor | None = PrivateAttr(default=None)
     _pending: Future[None] | None = PrivateAttr(default=None)
     _seen_steps: int = PrivateAttr(default=0)
-    _checked: bool = PrivateAttr(default=False)
+    _checked: int | None = PrivateAttr(default=None)
 
     def __init__(self, checkpoint_dir: Any = _MISSING, **fields: Any) -> None:
         given = {} if checkpoint_dir is _MISSING else {"checkpoint_dir": checkpoint_dir}
@@ -90,10 +90,10 @@ class CheckpointHook(StrictModel):
 
     def prepare_strategy(self, strategy: Any) -> None:
         """See before a run that the strategy can be saved, and where the count of checkpoints stands."""
-        if not self._checked:
+        if self._checked != id(strategy):
             require_savable(strategy)
             checkpoint_dict(strategy)
-            self._checked = True
+            self._checked = id(strategy)
         self._seen_steps = strategy.step_count
         newest = latest_index(self.checkpoint_dir)
         if newest >= 0:

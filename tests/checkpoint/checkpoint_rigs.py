@@ -20,7 +20,6 @@ from nvalchemi_lightning.losses import EnergyMSELoss
 from nvalchemi_lightning.optim import OptimizerConfig
 from nvalchemi_lightning.stages import TrainingStage
 from nvalchemi_lightning.strategy import TrainingStrategy
-from nvalchemi_lightning.strategy_spec import strategy_arguments_from_spec
 
 
 class Net(nn.Module):
@@ -37,10 +36,6 @@ class Net(nn.Module):
 
 class Strategy(TrainingStrategy):
     """A strategy of the user's own."""
-
-    @classmethod
-    def from_spec_dict(cls, spec: Any, **arguments: Any) -> Strategy:
-        return cls(**strategy_arguments_from_spec(spec, **arguments))
 
 
 class Counting:

@@ -30,6 +30,7 @@ from checkpoint_rigs import (
 )
 
 from nvalchemi_lightning.checkpoint import restore, save
+from nvalchemi_lightning.checkpoint.files import _sync_folder
 from nvalchemi_lightning.checkpoint.snapshot import take_snapshot
 from nvalchemi_lightning.checkpoint.writing import write
 from nvalchemi_lightning.errors import StoreError
@@ -163,6 +164,14 @@ def test_files_reach_the_disk_before_they_count(root: Path, monkeypatch: pytest.
     assert (
         max((root / name).stat().st_ctime_ns for name in contents(root)) == (root / "manifest.json").stat().st_ctime_ns
     )
+
+
+def test_folders_are_not_flushed_where_they_cannot_be_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    absent = Path("absent")
+    with pytest.raises(FileNotFoundError):
+        _sync_folder(absent)
+    monkeypatch.setattr(os, "name", "nt")
+    _sync_folder(absent)
 
 
 def two_checkpoints(root: Path) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -158,6 +158,18 @@ def test_round_trip_of_everything(root: Path, make: Any) -> None:
     assert found["strategy"] is live
 
 
+def test_the_methods_of_a_strategy_lead_here(root: Path) -> None:
+    what = run(strategy())
+    assert what.save_checkpoint(root) == 0
+    assert what.save_checkpoint(root, checkpoint_index=4) == 4
+    again = Strategy.load_checkpoint(root, 4, num_steps=5)
+    assert again.num_steps == 5
+    assert_same(state_of(again), state_of(what))
+    live = strategy(seed=3)
+    assert live.restore_checkpoint(root)["checkpoint_index"] == 4
+    assert_same(state_of(live), state_of(what))
+
+
 @pytest.mark.parametrize("resume", ["load", "restore"])
 def test_an_unshuffled_run_resumes_bit_for_bit(root: Path, resume: str) -> None:
     """Steps 1 to 3, a checkpoint, and steps 4 to 8 in another object equal steps 1 to 8."""
@@ -259,6 +271,8 @@ def test_a_new_optimizer_config_at_load_time_wins(root: Path) -> None:
     assert optimizer.param_groups[0]["lr"] == 0.5
     assert scheduler.last_epoch == 0
     assert_same(state_of(faster)["main0"]["moments"], state_of(what)["main0"]["moments"])
+    two = rebuilt(root, optimizer_configs=[adam(), adam()])
+    assert not two.optimizers()["main"][0][0].state
     other = rebuilt(root, optimizer_configs=OptimizerConfig(optimizer_cls=torch.optim.SGD, lr=0.1))
     assert not other.optimizers()["main"][0][0].state
 
@@ -460,6 +474,17 @@ def test_components_that_the_live_strategy_lacks_are_named(root: Path) -> None:
     unchanged(unscheduled, root, LabelNotFoundError, r"scheduler\(s\) not present .*: \['student_scheduler_0'\]")
 
 
+def test_damaged_counters_are_refused_before_anything_changes(root: Path) -> None:
+    save(run(strategy()), root)
+    tampered(root, lambda r: r.update(runtime_state={"step_count": -1}))
+    unchanged(strategy(), root, ConfigurationError, "runtime_state: step_count must be an integer >= 0")
+
+
+def test_a_hook_without_anything_to_say_is_left_alone(root: Path) -> None:
+    save(strategy(), root)
+    rebuilt(root, hooks=[Stateful({})])
+
+
 def test_further_live_models_are_left_alone(root: Path) -> None:
     save(run(named_strategy()), root)
     models = {"student": Net(3), "teacher": Net(2), "third": Net(1)}
@@ -584,5 +609,6 @@ def test_every_name_of_the_reference_leads_to_ours_and_back() -> None:
         assert found in (path, reference) or own == "recipe.TrainingRecipe"
         if own.startswith(("losses", "optim", "strategy", "training_fn")):
             assert found == path
+    assert in_own_names("nvalchemi.data.FIELDS") == "nvalchemi.data.FIELDS"
     assert in_own_names("my_lab.Hook") == "my_lab.Hook"
     assert in_own_names("nvalchemi.training.hooks.nothing") == "nvalchemi.training.hooks.nothing"

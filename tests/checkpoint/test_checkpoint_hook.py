@@ -410,7 +410,7 @@ def test_a_workflow_without_later_saves_at_once(root: Path, monkeypatch: pytest.
     ctx = what.context(None)
     ctx.workflow = Plain(what)
     saved = []
-    monkeypatch.setattr(module, "take_snapshot", lambda workflow: saved.append(workflow))
+    monkeypatch.setattr(module, "take_snapshot", saved.append)
     monkeypatch.setattr(module, "write", lambda folder, snapshot: 4)
     hook = CheckpointHook(root, step_interval=2, async_save=False)
     hook(ctx, TrainingStage.AFTER_BATCH)

@@ -30,6 +30,12 @@ class Wrapper(nn.Module):
         self.register_buffer("table", table)
 
 
+class Heads(nn.Module):
+    def __init__(self, heads: dict[str, nn.Module]) -> None:
+        super().__init__()
+        self.heads = nn.ModuleDict(heads)
+
+
 class OtherName(nn.Module):
     def __init__(self, cutoff: float = 5.0) -> None:
         super().__init__()
@@ -122,6 +128,11 @@ def test_submodules_lists_and_buffers_recurse() -> None:
     rebuilt = spec.build()
     assert rebuilt.parts[1].bias is None
     assert torch.equal(rebuilt.table, torch.arange(3.0))
+
+
+def test_mappings_of_modules_recurse() -> None:
+    rebuilt = model_spec(Heads({"energy": Plain(2), "charge": Plain(3)})).build()
+    assert {name: head.width for name, head in rebuilt.heads.items()} == {"energy": 2, "charge": 3}
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ from nvalchemi_lightning.data import AtomicDataZarrReader, Batch, Dataset
 from nvalchemi_lightning.models import DemoModel, DemoModelWrapper
 from nvalchemi_lightning.optim import OptimizerConfig
 from nvalchemi_lightning.strategy import TrainingStrategy
-from nvalchemi_lightning.strategy_spec import strategy_arguments_from_spec
 from nvalchemi_lightning.validation import ValidationConfig
 
 EMA = in_own_names("nvalchemi.training.hooks.ema.EMAHook")
@@ -45,14 +44,6 @@ class Average:
 
 
 Average.__module__, _, Average.__qualname__ = EMA.rpartition(".")
-
-
-@pytest.fixture(autouse=True)
-def _thin_methods(monkeypatch: pytest.MonkeyPatch) -> None:
-    def from_spec_dict(cls: Any, spec: Any, **arguments: Any) -> Any:
-        return cls(**strategy_arguments_from_spec(spec, **arguments))
-
-    monkeypatch.setattr(TrainingStrategy, "from_spec_dict", classmethod(from_spec_dict), raising=False)
 
 
 @pytest.fixture

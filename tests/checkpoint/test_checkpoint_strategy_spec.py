@@ -13,6 +13,7 @@ import torch
 from checkpoint_rigs import Net, Strategy, adam, named_strategy, strategy
 from torch import nn
 
+from nvalchemi_lightning.counters import Counters
 from nvalchemi_lightning.errors import ConfigurationError, ConfigurationTypeError, UntrustedPathError
 from nvalchemi_lightning.losses import EnergyMSELoss, ForceMSELoss, LinearWeight
 from nvalchemi_lightning.optim import OptimizerConfig
@@ -20,8 +21,8 @@ from nvalchemi_lightning.specs import without_timestamps
 from nvalchemi_lightning.strategy import TrainingStrategy
 from nvalchemi_lightning.strategy_spec import (
     checkpoint_dict,
+    counters_from,
     require_json,
-    restore_counters,
     spec_dict,
     strategy_arguments_from_spec,
     strategy_class,
@@ -61,7 +62,7 @@ def test_the_keys_are_those_of_the_contract(form: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "what",
     [
-        lambda: strategy(),
+        strategy,
         lambda: named_strategy(num_epochs=3, epoch_step_modifier=0.5),
         lambda: strategy(loss_fn=EnergyMSELoss() + ForceMSELoss() * LinearWeight(start=1.0, end=0.1, num_steps=9)),
         lambda: strategy(optimizer_configs=OptimizerConfig(lr=1e-4)),
@@ -290,17 +291,14 @@ def test_the_class_in_the_callers_hands_needs_no_trust(monkeypatch: pytest.Monke
     assert strategy_class("my_lab.Strategy", Strategy) is Strategy
 
 
-def test_restore_counters() -> None:
-    what = strategy(step_count=2)
-    restore_counters(what, None)
-    assert what.step_count == 2
-    restore_counters(what, {"step_count": 5})
-    assert (what.step_count, what.global_step_count) == (5, 5)
+def test_counters() -> None:
+    assert counters_from(None) is None
+    assert counters_from({"step_count": 5, "more": 1}) == Counters(step_count=5, global_step_count=5)
+    assert counters_from({"step_count": 5, "global_step_count": 10}) == Counters(step_count=5, global_step_count=10)
     with pytest.raises(ConfigurationError, match="runtime_state must be an object"):
-        restore_counters(what, [1])  # type: ignore[arg-type]
+        counters_from([1])  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="runtime_state: step_count must be an integer >= 0; got -1"):
-        restore_counters(what, {"step_count": -1})
-    assert what.step_count == 5
+        counters_from({"step_count": -1})
 
 
 def test_the_samples_of_the_reference_are_read(shared: Path) -> None:
