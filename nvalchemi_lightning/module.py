@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import torch
-from lightning.pytorch import LightningModule
-from torch import Tensor, nn
+from torch import Tensor
 
 from nvalchemi_lightning import _lightning
 from nvalchemi_lightning.batch_step import BatchStep, check_first_batch
@@ -20,14 +18,14 @@ from nvalchemi_lightning.counters import Counters
 from nvalchemi_lightning.errors import ConfigurationError
 from nvalchemi_lightning.feeding import OneLoader, loader_length
 from nvalchemi_lightning.model_inputs import check_metric_schedulers
-from nvalchemi_lightning.optim import step_metric_schedulers
+from nvalchemi_lightning.module_evaluation import EvaluatingModule
+from nvalchemi_lightning.module_log import called_for, log_step
 from nvalchemi_lightning.progress import RunProgress
 from nvalchemi_lightning.recipe import TrainingRecipe
 from nvalchemi_lightning.runtime import restoring_modes
-from nvalchemi_lightning.scalars import step_scalars, summary_scalars, to_floats
 from nvalchemi_lightning.stages import TrainingStage
 from nvalchemi_lightning.validation.config import ValidationConfig
-from nvalchemi_lightning.validation.evaluation import Evaluation, EvaluationLoader
+from nvalchemi_lightning.validation.evaluation import EvaluationLoader
 
 if TYPE_CHECKING:
     from lightning.pytorch.callbacks import Callback
@@ -36,11 +34,8 @@ if TYPE_CHECKING:
 
 __all__ = ["AlchemiModule"]
 
-# Of a validation summary, the progress bar shows these.
-_ON_BAR = ("total_loss", "energy_mae", "forces_mae")
 
-
-class AlchemiModule(LightningModule):
+class AlchemiModule(EvaluatingModule):
     """A recipe as a LightningModule: ``Trainer(strategy="nvalchemi", ...).fit(AlchemiModule(...), train, val)``.
 
     Parameters
@@ -65,19 +60,12 @@ class AlchemiModule(LightningModule):
     allow_zero_length_dataloader_with_multiple_devices = True
 
     def __init__(self, recipe: TrainingRecipe | None = None, **fields: Any) -> None:
-        super().__init__()
         if (recipe is None) == (not fields):
             raise ConfigurationError("AlchemiModule takes either a recipe or its fields (models=..., loss_fn=..., ...)")
+        super().__init__(recipe if recipe is not None else TrainingRecipe(**fields))
         self.automatic_optimization = False
-        self.recipe = recipe if recipe is not None else TrainingRecipe(**fields)
-        self.models = nn.ModuleDict(self.recipe.models)
-        self._validation = self.recipe.validation_config
-        self._progress = RunProgress(self.recipe)
         self._open = ExitStack()
-        self._owner: Any = None
         self._batch_step: Any = None
-        self._evaluation: Any = None
-        self._validating_by_hand = False
 
     # Connecting to a Trainer ------------------------------------------------------------------------------------
 
@@ -94,7 +82,7 @@ class AlchemiModule(LightningModule):
         self._owner, self._validation = strategy, configured
         if not trainer.training:
             if configured is None:
-                self._validation = ValidationConfig(validation_data=(), name=_function(trainer))
+                self._validation = ValidationConfig(validation_data=(), name=called_for(trainer))
             return
         if _lightning.has_own_validation_data(trainer, self):
             if configured is not None:
@@ -160,7 +148,7 @@ class AlchemiModule(LightningModule):
         config = self.recipe.validation_config
         if config is None:
             raise ConfigurationError(
-                f"there is no data to {_function(self.trainer)}; pass a loader or set validation_config"
+                f"there is no data to {called_for(self.trainer)}; pass a loader or set validation_config"
             )
         return EvaluationLoader.wrap(config.validation_data)
 
@@ -270,8 +258,9 @@ class AlchemiModule(LightningModule):
         """Log, see whether validation is due, and take over a request to stop."""
         trainer: Any = self.trainer
         progress, counters = self._progress, self.recipe.counters
-        if progress.stepped and (counters.step_count % trainer.log_every_n_steps == 0 or progress.at_epoch_end()):
-            self._log_step(progress.ctx)  # type: ignore[arg-type]
+        cadence = trainer.log_every_n_steps
+        if cadence and progress.stepped and (counters.step_count % cadence == 0 or progress.at_epoch_end()):
+            log_step(self, progress.ctx, self.recipe.requests.take_scalars())  # type: ignore[arg-type]
         validation = self._validation
         due = validation is not None and validation.due_after_step(counters, stepped=progress.stepped)
         _lightning.schedule_validation(trainer, due=due)
@@ -306,14 +295,6 @@ class AlchemiModule(LightningModule):
         if self._progress.validated_at != self.recipe.step_count:
             _lightning.run_validation(self.trainer)
 
-    def validate_by_hand(self) -> None:
-        """Validate at the wish of a hook: a pass that steps no scheduler."""
-        self._validating_by_hand = True
-        try:
-            _lightning.run_validation(self.trainer)
-        finally:
-            self._validating_by_hand = False
-
     def fire_outer(self, stage: TrainingStage, batch: Any = None) -> None:
         """Fire a stage that lies outside `training_step`, if this is its moment."""
         silent = {
@@ -335,85 +316,6 @@ class AlchemiModule(LightningModule):
             ctx.loss, ctx.losses = newest.loss, newest.losses
         return ctx
 
-    # Evaluation -------------------------------------------------------------------------------------------------
-
-    def on_validation_model_eval(self) -> None:
-        """Switch to evaluation mode if the configuration says so; Lightning restores every submodule's mode."""
-        if self._validation is None or self._validation.set_eval:
-            self.eval()
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Do nothing: only the owner drops gradients, and Lightning calls this before every pass."""
-
-    def on_validation_model_zero_grad(self) -> None:
-        """Leave gradients alone: they may belong to an accumulation window."""
-
-    def on_validation_start(self) -> None:
-        """Open a pass."""
-        config = self._validation or ValidationConfig(validation_data=())
-        self._evaluation = Evaluation(self.recipe, config, self.device)
-
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        """Evaluate one batch."""
-        self._evaluation.add(batch, batch_idx, rank=self.global_rank)
-
-    def on_validation_epoch_end(self) -> None:
-        """Reduce the sums of all ranks and log the summary."""
-        summary = self._evaluation.summary(self._owner.sum_over_ranks())
-        self._evaluation = None
-        if not self.trainer.sanity_checking:
-            self.recipe.last_validation = summary
-            self.recipe.registry.validations += 1
-            self._progress.validated_at = self.recipe.step_count
-            self._log_summary(summary)
-
-    def step_metric_schedulers(self) -> None:
-        """Hand the new summary to the schedulers that listen to validation, and do what was deferred until then."""
-        if _function(self.trainer) != "fit" or self.trainer.sanity_checking or self._validating_by_hand:
-            return
-        for key, pairs in self.recipe.optimizers().items():
-            adapters = [config.scheduler_metric_adapter for config in self.recipe.optimizer_configs[key]]
-            schedulers = [scheduler for _, scheduler in pairs]
-            step_metric_schedulers(schedulers, adapters, self.recipe.last_validation or {})
-        self.recipe.requests.run_deferred()
-
-    on_test_model_eval = on_validation_model_eval
-    on_test_start = on_predict_start = on_validation_start
-    test_step = validation_step
-    on_test_epoch_end = on_validation_epoch_end
-
-    def predict_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
-        """Return the detached predictions of a batch."""
-        return self._evaluation.predict(batch, rank=self.global_rank)  # type: ignore[no-any-return]
-
-    # Logging ----------------------------------------------------------------------------------------------------
-
-    def _log_step(self, ctx: TrainContext) -> None:
-        scalars = to_floats({**step_scalars(ctx), **self.recipe.requests.take_scalars()})
-        _lightning.show_loss(self.trainer, scalars["loss/total"])
-        self._to_loggers(scalars)
-
-    def _log_summary(self, summary: Mapping[str, Any]) -> None:
-        scalars, fitting = summary_scalars(summary), _function(self.trainer) == "fit"
-        shown = {key: value for key, value in scalars.items() if key.rpartition("/")[2] in _ON_BAR}
-        hidden = {key: value for key, value in scalars.items() if key not in shown}
-        # The numbers are reduced already and every rank logs them: these flags keep Lightning from reducing again.
-        options: dict[str, Any] = {"sync_dist": True, "rank_zero_only": True, "batch_size": 1}
-        self.log_dict(shown, prog_bar=True, logger=False if fitting else None, **options)
-        self.log_dict(hidden, logger=False if fitting else None, **options)
-        if fitting:
-            self._to_loggers(scalars)
-
-    def _to_loggers(self, scalars: Mapping[str, float]) -> None:
-        # Lightning would log against the number of batches; loggers get the number of executed steps.
-        for logger in self.trainer.loggers:
-            logger.log_metrics(dict(scalars), step=self.recipe.step_count)
-
 
 # Lightning inspects the arguments of this method for every batch; with a signature at hand it is quick about it.
 AlchemiModule.training_step.__signature__ = inspect.signature(AlchemiModule.training_step)  # type: ignore[attr-defined]
-
-
-def _function(trainer: Any) -> str:
-    """Return what the Trainer was called for: ``"fit"``, ``"validate"``, ``"test"`` or ``"predict"``."""
-    return str(trainer.state.fn.value)

@@ -101,15 +101,18 @@ class RunProgress:
         epochs, counters = self._epochs, self._counters
         if epochs is None:
             return
-        if epochs.delivered == 0 and not self.finished():
+        length = self._batches_per_epoch
+        if length is None:
+            self.epoch_closed = epochs.exhausted and epochs.delivered > 0
+        else:
+            self.epoch_closed = counters.epoch_step_count >= length
+        if self.epoch_closed:
+            counters.epoch_done()
+        elif epochs.delivered == 0 and not self.finished():
             raise ConfigurationError(
                 f"dataloader produced no batches before reaching the target step count {self._target}; "
                 f"the {type(epochs.loader).__name__} is empty or can be iterated only once"
             )
-        length = self._batches_per_epoch
-        self.epoch_closed = epochs.exhausted if length is None else counters.epoch_step_count >= length
-        if self.epoch_closed:
-            counters.epoch_done()
 
 
 def _limited(length: int | None, limit: float | int | None) -> int | None:

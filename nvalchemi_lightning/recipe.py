@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from functools import cached_property
 from typing import Any
 
 import torch
 from pydantic import Field, PrivateAttr, field_validator, model_validator
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from nvalchemi_lightning.context import TrainContext
-from nvalchemi_lightning.counted import CountedRecipe
 from nvalchemi_lightning.errors import ConfigurationError, ConfigurationTypeError, UnknownNameError, nearest
-from nvalchemi_lightning.hooks.lifecycle import HookLifecycle
-from nvalchemi_lightning.hooks.registry import HookRegistry
+from nvalchemi_lightning.hooked import HookedRecipe
 from nvalchemi_lightning.losses import (
     ComposedLossFunction,
     as_composed_loss,
@@ -24,7 +21,6 @@ from nvalchemi_lightning.losses import (
 )
 from nvalchemi_lightning.model_inputs import check_models, normalize_models, normalize_optimizer_configs
 from nvalchemi_lightning.optim import OptimizerConfig, OptSchedPair, setup_optimizers
-from nvalchemi_lightning.requests import RunRequests
 from nvalchemi_lightning.runtime import (
     freeze_unconfigured_models,
     iter_qualified_named_parameters,
@@ -32,14 +28,13 @@ from nvalchemi_lightning.runtime import (
     train_configured_models,
     trainable_parameters,
 )
-from nvalchemi_lightning.stages import TrainingStage
 from nvalchemi_lightning.training_fn import check_call_shape, resolve_training_fn
 from nvalchemi_lightning.validation.config import ValidationConfig
 
 __all__ = ["TrainingRecipe"]
 
 
-class TrainingRecipe(CountedRecipe):
+class TrainingRecipe(HookedRecipe):
     """Models, loss, optimizers, validation and hooks of a training run, and how far it has come.
 
     Attributes
@@ -59,14 +54,12 @@ class TrainingRecipe(CountedRecipe):
         Where the models live; the first one is the training device. Default ``[cpu]``.
     validation_config : ValidationConfig or None
         What is evaluated, and when.
-    hooks : iterable
-        Hooks in firing order; Lightning callbacks among them are handed to the Trainer.
     last_validation : dict or None
         The newest validation summary.
     inference_model : nn.Module or None
         Averaged weights for validation, see `set_inference_model`.
 
-    The duration and the progress of the run are those of `CountedRecipe`.
+    Further fields are those of `HookedRecipe` (hooks) and `CountedRecipe` (duration and progress).
     """
 
     models: dict[str, Any]
@@ -76,25 +69,15 @@ class TrainingRecipe(CountedRecipe):
     loss_target_assembler: Any = assemble_loss_targets
     devices: list[torch.device] = Field(default_factory=lambda: [torch.device("cpu")])
     validation_config: ValidationConfig | None = None
-    hooks: list[Any] = Field(default_factory=list)
     single_model_input: bool = True
     last_validation: dict[str, Any] | None = None
     inference_model: nn.Module | None = None
 
-    _callbacks: list[Any] = PrivateAttr(default_factory=list)
     _optimizers: dict[str, list[OptSchedPair]] | None = PrivateAttr(default=None)
     _filters: dict[str, frozenset[str] | None] = PrivateAttr(
         default_factory=lambda: dict.fromkeys(("optimizer", "trainable", "forced"))
     )
     _active_dataloader: Any = PrivateAttr(default=None)
-    _on_new_hook: Callable[[], None] | None = PrivateAttr(default=None)
-
-    def __init__(self, **fields: Any) -> None:
-        super().__init__(**fields)
-        # Only now, when nothing can be refused any more, are hooks told about the workflow.
-        hooks, self.hooks = self.hooks, []
-        for hook in hooks:
-            self.register_hook(hook)
 
     # Construction -----------------------------------------------------------------------------------------------
 
@@ -116,13 +99,6 @@ class TrainingRecipe(CountedRecipe):
     def _composed(cls, loss: Any) -> ComposedLossFunction:
         return as_composed_loss(loss)
 
-    @field_validator("hooks", mode="before")
-    @classmethod
-    def _as_list(cls, hooks: Any) -> list[Any]:
-        if hooks is None or isinstance(hooks, (str, bytes)) or not isinstance(hooks, Iterable):
-            raise ConfigurationError(f"hooks must be a list of hooks; got {hooks!r}")
-        return list(hooks)
-
     @field_validator("devices", mode="before")
     @classmethod
     def _as_devices(cls, devices: Any) -> list[torch.device]:
@@ -143,7 +119,6 @@ class TrainingRecipe(CountedRecipe):
     def _check_together(self) -> TrainingRecipe:
         check_models(self.models, self.optimizer_configs, self.devices)
         self._check_training_fn()
-        HookRegistry.check_together(hook for hook in self.hooks if not _is_lightning_callback(hook))
         return self
 
     def _check_training_fn(self) -> None:
@@ -156,61 +131,6 @@ class TrainingRecipe(CountedRecipe):
 
     # What hooks may ask of the workflow ---------------------------------------------------------------------------
 
-    def register_hook(self, hook: Any, stage: TrainingStage | None = None) -> None:
-        """Add a hook, or a Lightning callback, at the end of the order.
-
-        Parameters
-        ----------
-        hook : Hook or lightning.pytorch.Callback
-            A callback is handed to the Trainer of the next run.
-        stage : TrainingStage, optional
-            Overrides ``hook.stage``.
-
-        Raises
-        ------
-        ConfigurationError, ConfigurationTypeError
-            See `HookRegistry.register`.
-        """
-        if _is_lightning_callback(hook):
-            self._register_callback(hook, stage)
-        else:
-            self.registry.register(hook, stage, workflow=self)
-            try:
-                self.lifecycle.add(hook)
-            except BaseException:
-                self.registry.remove(hook)
-                raise
-        self.hooks.append(hook)
-        if self._on_new_hook is not None:
-            self._on_new_hook()
-
-    def _register_callback(self, callback: Any, stage: TrainingStage | None) -> None:
-        name = type(callback).__name__
-        if stage is not None:
-            raise ConfigurationError(f"{name} is a Lightning callback; it has methods instead of a stage ({stage})")
-        if any(callback is known for known in self._callbacks):
-            raise ConfigurationError(f"{name} is registered already; hooks must not contain duplicates")
-        self._callbacks.append(callback)
-
-    def tell_of_new_hooks(self, listener: Callable[[], None] | None) -> None:
-        """Call ``listener`` after every registration, as long as a run is open; None ends that."""
-        self._on_new_hook = listener
-
-    @cached_property
-    def registry(self) -> HookRegistry:
-        """The registered hooks by stage."""
-        return HookRegistry()
-
-    @cached_property
-    def lifecycle(self) -> HookLifecycle:
-        """The context that enters and leaves the hooks."""
-        return HookLifecycle(self.registry)
-
-    @cached_property
-    def requests(self) -> RunRequests:
-        """What hooks ask of the run."""
-        return RunRequests()
-
     @property
     def active_dataloader(self) -> Any:
         """The loader of the present run; a hook at ``SETUP`` may replace it."""
@@ -219,51 +139,6 @@ class TrainingRecipe(CountedRecipe):
     @active_dataloader.setter
     def active_dataloader(self, loader: Any) -> None:
         self._active_dataloader = loader
-
-    @property
-    def lightning_callbacks(self) -> list[Any]:
-        """The Lightning callbacks among the hooks, for the Trainer."""
-        return list(self._callbacks)
-
-    def stop(self, reason: str) -> None:
-        """End the run cleanly after the current batch; with several ranks, after the next one, on all of them.
-
-        Parameters
-        ----------
-        reason : str
-            Why, for whoever reads the log.
-        """
-        self.requests.stop_reason = reason
-
-    @property
-    def stop_reason(self) -> str | None:
-        """Why the newest run was asked to stop, or None if it was not."""
-        return self.requests.stop_reason
-
-    def defer(self, action: Callable[[], None]) -> None:
-        """Do something once the present point of the loop is over.
-
-        That is after the validation that is due there and the schedulers that listen to it: what a checkpoint of
-        this point must contain.
-
-        Parameters
-        ----------
-        action : callable
-            Called without arguments, once.
-        """
-        self.requests.deferred.append(action)
-
-    def log(self, name: str, value: Tensor | float) -> None:
-        """Hand a scalar to the loggers and the progress bar at the next logging cadence.
-
-        Parameters
-        ----------
-        name : str
-            Its tag, for example ``"gradient/norm"``.
-        value : Tensor or float
-            The newest value; a tensor stays on its device until the cadence, so this never waits for it.
-        """
-        self.requests.scalars[name] = value.detach() if isinstance(value, Tensor) else value
 
     def set_inference_model(self, module: nn.Module, *, model_key: str | None = None) -> None:
         """Put averaged weights in the slot that validation evaluates.
@@ -310,13 +185,6 @@ class TrainingRecipe(CountedRecipe):
         self._filters[kind] = chosen
 
     # What the loop asks of the recipe -----------------------------------------------------------------------------
-
-    def prepare_hooks(self) -> None:
-        """Let hooks look at the strategy before models are moved and ``SETUP`` fires."""
-        for hook in self.registry:
-            prepare = getattr(hook, "prepare_strategy", None)
-            if prepare is not None:
-                prepare(self)
 
     @contextmanager
     def training_mode(self) -> Iterator[None]:
@@ -372,8 +240,3 @@ class TrainingRecipe(CountedRecipe):
         if self._optimizers is not None:
             ctx.optimizers, ctx.lr_schedulers = self.flat_optimizers()
         return ctx
-
-
-def _is_lightning_callback(hook: Any) -> bool:
-    """Recognize a Lightning callback without importing Lightning."""
-    return hasattr(hook, "on_train_batch_start") and hasattr(hook, "state_key")

@@ -42,7 +42,7 @@ def refuse_second_owners(trainer: Trainer) -> None:
         For gradient clipping, accumulation and mixed precision by the Trainer, and for callbacks that change
         gradients, weights or schedulers.
     ConfigurationError
-        For a validation interval given as a fraction of an epoch.
+        For a validation interval given as a fraction of an epoch, and for loaders that are built anew.
     """
     if trainer.gradient_clip_val is not None:
         _refuse(f"Trainer(gradient_clip_val={trainer.gradient_clip_val!r})", "the GradientClipHook")
@@ -56,6 +56,11 @@ def refuse_second_owners(trainer: Trainer) -> None:
         for kind, instead in _CALLBACKS.items():
             if isinstance(callback, kind):
                 _refuse(f"the callback {type(callback).__name__}", instead)
+    if trainer.reload_dataloaders_every_n_epochs:
+        raise ConfigurationError(
+            f"Trainer(reload_dataloaders_every_n_epochs={trainer.reload_dataloaders_every_n_epochs}) would lose the "
+            "position in the data; leave it out and let the loader's set_epoch change what an epoch holds"
+        )
     interval = trainer.val_check_interval
     if isinstance(interval, float) and interval != 1.0:
         raise ConfigurationError(
