@@ -526,6 +526,15 @@ def test_a_function_that_returns_no_mapping_is_refused(result: Any) -> None:
         run(strategy(training_fn=lambda model, batch: result), batches(1))
 
 
+def test_predictions_without_a_gradient_are_explained() -> None:
+    def detached(model: Any, batch: Any) -> dict[str, Tensor]:
+        return {key: value.detach() for key, value in default_training_fn(model, batch).items()}
+
+    with pytest.raises(RuntimeError, match=r"does not require grad|depend") as caught:
+        run(strategy(training_fn=detached), batches(1))
+    assert "training_fn" in " ".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
+
+
 def test_named_models_are_handed_over_by_name() -> None:
     seen: list[Any] = []
 

@@ -433,6 +433,51 @@ def test_a_run_keeps_optimizers_and_their_state() -> None:
     assert what.flat_optimizers()[0][0] is first
 
 
+# Exceptions that Lightning's loops take for the end of a loader
+
+
+class Exhausted:
+    """Raises StopIteration a few times, and something else if that goes unnoticed."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, *_: Any, **__: Any) -> Any:
+        self.calls += 1
+        if self.calls > 3:
+            raise AssertionError("a StopIteration was taken for the end of the loader")
+        return next(iter(()))
+
+
+@pytest.mark.parametrize("stage", TrainingStage, ids=lambda stage: stage.name)
+def test_a_stop_iteration_is_an_error(stage: TrainingStage) -> None:
+    """As in a generator, it becomes a RuntimeError instead of an early or endless end."""
+    config = ValidationConfig(validation_data=batches(1), every_n_steps=1)
+    exhausted = Exhausted()
+    what = strategy(num_steps=2, hooks=[At(stage, exhausted)], validation_config=config)
+    with pytest.raises(RuntimeError, match="StopIteration") as caught:
+        run(what, batches(1, 1))
+    assert isinstance(caught.value.__cause__, StopIteration)
+    assert exhausted.calls == 1
+    assert_usable(what)
+
+
+@pytest.mark.parametrize("name", ["training_fn", "loss_target_assembler", "validation_fn", "batch_callback"])
+def test_a_stop_iteration_of_a_function_is_an_error(name: str) -> None:
+    exhausted = Exhausted()
+    validating = {name: exhausted} if name in ValidationConfig.model_fields else {}
+    training = {} if validating else {name: exhausted}
+    config = ValidationConfig(validation_data=batches(1), every_n_steps=1, **validating)
+    what = strategy(num_steps=2, validation_config=config, **training)
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        run(what, batches(1, 1))
+    assert exhausted.calls == 1
+    exhausted.calls = 0
+    calls = {True: what.validate, False: lambda: what.train_batch(batches(1)[0])}
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        calls[bool(validating)]()
+
+
 # Modes, flags and filters during a run
 
 

@@ -11,7 +11,7 @@ from core_rigs import OBSERVED, At, Recorder, batches, run, sgd, strategy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.callbacks import Callback, EarlyStopping
 from pydantic import BaseModel, ValidationError
 
 from nvalchemi_lightning.context import TrainContext
@@ -91,6 +91,14 @@ def test_a_hook_needs_frequency_stage_and_call(missing: str) -> None:
 def test_other_objects_are_no_hooks(thing: Any) -> None:
     with pytest.raises(ConfigurationTypeError, match="is no hook: it lacks frequency, stage"):
         strategy(hooks=[thing])
+
+
+@pytest.mark.parametrize("kind", [FixedStage, EarlyStopping], ids=lambda kind: kind.__name__)
+def test_a_class_is_no_hook(kind: type) -> None:
+    with pytest.raises(ConfigurationTypeError, match=rf"{kind.__name__} is a class; .*{kind.__name__}\("):
+        strategy(hooks=[kind])
+    with pytest.raises(ConfigurationTypeError, match=f"{kind.__name__} is a class"):
+        strategy().register_hook(kind)
 
 
 def test_a_hook_with_state_is_checkpointable() -> None:

@@ -351,6 +351,19 @@ def test_a_one_shot_loader_trains_as_far_as_it_goes() -> None:
         trained(iter(numbered(3)), num_steps=4)
 
 
+class Promising(Unsized):
+    """A loader that is wrong about its length."""
+
+    def __len__(self) -> int:
+        return 3
+
+
+@pytest.mark.parametrize("duration", [{"num_epochs": 2}, {"num_steps": 5}])
+def test_a_length_that_promises_too_much_is_named(duration: dict[str, int]) -> None:
+    with pytest.raises(ConfigurationError, match=r"\b3\b.*\b2 batches"):
+        run(strategy(**duration), Promising(numbered(2)))
+
+
 def test_epochs_need_a_loader_of_known_length() -> None:
     with pytest.raises(ConfigurationError, match=r"num_epochs requires a sized dataloader, .* set num_steps instead"):
         run(strategy(num_epochs=1), Unsized(numbered(2)))

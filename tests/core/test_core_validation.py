@@ -157,6 +157,18 @@ def test_empty_data_is_an_error_before_or_at_the_pass(data: Any, door: str) -> N
     assert isinstance(data, Unsized) or what.step_count == 0
 
 
+@pytest.mark.parametrize("data", [structures(2), [{"positions": 1}], [None]], ids=["AtomicData", "dict", "None"])
+def test_data_that_is_no_batch_is_named(data: Any) -> None:
+    what = strategy(validation_config=ValidationConfig(validation_data=data))
+    with pytest.raises(DataError, match=rf"yielded {type(data[0]).__name__}; .* Batch objects .*DataLoader"):
+        what.validate()
+
+
+def test_one_batch_is_no_validation_data() -> None:
+    with pytest.raises((ValidationError, DataError), match=r"one Batch|\[batch\]"):
+        strategy(validation_config=ValidationConfig(validation_data=batches(2)[0])).validate()
+
+
 # The summary
 
 
