@@ -14,6 +14,7 @@ import ase.io
 import torch
 from ase import Atoms
 from torch import Tensor
+from torch.optim.lr_scheduler import CosineAnnealingLR
 
 from nvalchemi_lightning import EnergyMSELoss, ForceMSELoss, OptimizerConfig, TrainingStrategy, ValidationConfig
 from nvalchemi_lightning.data import (
@@ -30,7 +31,7 @@ from nvalchemi_lightning.models import AtomicStatistics, PaiNN
 
 MOLECULES = Path(__file__).parent / "data" / "molecules.extxyz.gz"
 CUTOFF = 5.0  # [A]
-EPOCHS = 60
+EPOCHS = 40
 
 
 def dataset(path: Path, frames: list[Atoms]) -> InMemoryDataset:
@@ -53,14 +54,14 @@ def trivial(statistics: AtomicStatistics) -> Callable[[Batch], dict[str, Tensor]
     return predict
 
 
-def print_errors(name: str, predict: Callable[[Batch], dict[str, Tensor]], loader: DataLoader) -> None:
-    """Print the mean absolute errors of a predictor."""
+def errors(predict: Callable[[Batch], dict[str, Tensor]], loader: DataLoader) -> tuple[float, float]:
+    """Return the mean absolute errors of energy [meV/atom] and forces [meV/A]."""
     energy, forces = EnergyMAE(), ForcesMAE()
     for batch in loader:
         output = predict(batch)
         energy.update(output["energy"], batch.energy, batch.num_nodes_per_graph)
         forces.update(output["forces"], batch.forces)
-    print(f"{name:24}{1e3 * energy.compute():20.1f}{1e3 * forces.compute():18.1f}")
+    return 1e3 * energy.compute().item(), 1e3 * forces.compute().item()
 
 
 def main(folder: Path) -> None:
@@ -71,25 +72,31 @@ def main(folder: Path) -> None:
         dataset(folder / f"{split}.zarr", [atoms for atoms in frames if atoms.info["split"] == split])
         for split in ("train", "val", "test")
     )
-    test_loader = DataLoader(test, batch_size=48)
+    train_loader = DataLoader(train, batch_size=8, shuffle=True)
+    val_loader, test_loader = DataLoader(val, batch_size=48), DataLoader(test, batch_size=48)
 
     statistics = AtomicStatistics.fit(train, cutoff=CUTOFF)
-    model = PaiNN.from_statistics(statistics, cutoff=CUTOFF, hidden=64)
-
-    print(f"Mean absolute errors on {len(test)} frames of trajectories that are not in the training set:")
-    print(f"{'':24}{'energy [meV/atom]':>20}{'forces [meV/A]':>18}")
-    print_errors("atoms counted, no forces", trivial(statistics), test_loader)
-    print_errors("PaiNN before training", model.eval(), test_loader)
-
+    model = PaiNN.from_statistics(statistics, cutoff=CUTOFF)
+    table = {
+        "atoms counted, no forces": errors(trivial(statistics), test_loader),
+        "PaiNN before training": errors(model.eval(), test_loader),
+    }
     strategy = TrainingStrategy(
         models=model,
-        optimizer_configs=OptimizerConfig(lr=2e-3),
+        optimizer_configs=OptimizerConfig(
+            lr=3e-3, scheduler_cls=CosineAnnealingLR, scheduler_kwargs={"T_max": EPOCHS * len(train_loader)}
+        ),
         loss_fn=EnergyMSELoss(per_atom=True) + ForceMSELoss() * 10.0,
-        validation_config=ValidationConfig(validation_data=DataLoader(val, batch_size=48), every_n_epochs=1),
+        validation_config=ValidationConfig(validation_data=val_loader, every_n_epochs=1),
         num_epochs=EPOCHS,
     )
-    strategy.run(DataLoader(train, batch_size=8, shuffle=True))
-    print_errors("PaiNN after training", model.eval(), test_loader)
+    strategy.run(train_loader)
+    table["PaiNN after training"] = errors(model.eval(), test_loader)
+
+    print(f"\nMean absolute errors on {len(test)} frames of trajectories that training never saw:")
+    print(f"{'':24}{'energy [meV/atom]':>20}{'forces [meV/A]':>18}")
+    for name, (energy, forces) in table.items():
+        print(f"{name:24}{energy:20.1f}{forces:18.1f}")
 
 
 if __name__ == "__main__":
