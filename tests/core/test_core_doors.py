@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import gc
+import pickle
+import weakref
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -303,6 +307,31 @@ def test_a_hook_sees_copies_of_batches() -> None:
     what = strategy(hooks=[At(Stage.BEFORE_FORWARD, shift)])
     what.train_batch(data[0])
     assert torch.equal(data[0].positions, kept)
+
+
+@pytest.mark.parametrize(
+    "copied", [copy.deepcopy, lambda what: pickle.loads(pickle.dumps(what))], ids=["copy", "pickle"]
+)
+def test_a_copy_goes_on_by_itself(copied: Any) -> None:
+    """Counters, weights and optimizer state belong to the copy; both end like a run without a copy."""
+    loader = batches(1, 2, 3)
+    what = run(strategy(num_steps=2, optimizer_configs=adam()), loader)
+    other = copied(what)
+    for each in (other, what):
+        each.num_steps = 6
+        assert each.step_count == 2
+        run(each, loader)
+    expected = run(strategy(num_steps=6, optimizer_configs=adam()), loader)
+    assert w_of(what) == w_of(other) == w_of(expected)
+    assert what.models["main"] is not other.models["main"]
+
+
+def test_nothing_holds_on_to_a_strategy() -> None:
+    what = run(strategy(), batches(1))
+    model = weakref.ref(what.models["main"])
+    del what
+    gc.collect()
+    assert model() is None
 
 
 # What a run leaves behind

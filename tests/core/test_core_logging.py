@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from core_rigs import At, Harm, batches, force_loss, run, sgd, strategy, trainer
-from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.callbacks import Callback, TQDMProgressBar
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.loggers.logger import Logger
 
@@ -184,6 +184,21 @@ def test_the_bar_shows_loss_and_validation(capfd: pytest.CaptureFixture[str]) ->
     assert "loss=" in printed
     assert "validation/total_loss=" in printed
     assert "v_num" not in printed
+
+
+@pytest.mark.parametrize("where", ["hooks", "callbacks"])
+def test_a_bar_of_ones_own_replaces_ours(where: str, capfd: pytest.CaptureFixture[str]) -> None:
+    class Bar(TQDMProgressBar):
+        def init_train_tqdm(self) -> Any:
+            bar = super().init_train_tqdm()
+            bar.set_description("mine")
+            return bar
+
+    bar = Bar(refresh_rate=1)
+    what = strategy(hooks=[bar] if where == "hooks" else [])
+    what.run(batches(1), **({"callbacks": [bar]} if where == "callbacks" else {}))
+    assert what.step_count == 1
+    assert "mine" in "".join(capfd.readouterr())
 
 
 def test_a_trainer_of_ones_own_logs_the_same() -> None:

@@ -288,30 +288,31 @@ def test_a_loader_of_unknown_length_may_end_exactly_at_the_target() -> None:
     assert traced(Unsized(batches(3, 2)), num_steps=2) == golden(ONE_EPOCH)
 
 
-def test_what_the_context_holds_at_each_stage() -> None:
-    """The table of the stages: batch, predictions, loss (live or detached), optimizers, validation summary."""
-    seen: dict[str, tuple[bool, bool, str, int, bool]] = {}
+class Contents(Recorder):
+    """Notes what the context holds when a stage fires for the first time."""
 
-    def kind(value: Any) -> str:
-        return "none" if value is None else "live" if value.requires_grad else "detached"
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: dict[str, tuple[bool, bool, str, int, bool]] = {}
 
-    def note(ctx: Any, stage: TrainingStage) -> None:
-        seen.setdefault(
-            stage.name + "/validating" * ctx.validating,
-            (
-                ctx.batch is not None,
-                ctx.predictions is not None,
-                kind(ctx.loss),
-                len(ctx.optimizers),
-                ctx.validation is not None,
-            ),
+    def __call__(self, ctx: Any, stage: TrainingStage) -> None:
+        kind = "none" if ctx.loss is None else "live" if ctx.loss.requires_grad else "detached"
+        held = (
+            ctx.batch is not None,
+            ctx.predictions is not None,
+            kind,
+            len(ctx.optimizers),
+            ctx.validation is not None,
         )
+        self.seen.setdefault(stage.name + "/validating" * ctx.validating, held)
         assert (ctx.losses is None) == (ctx.loss is None)
 
-    recorder = Recorder()
-    recorder.__class__ = type("Noting", (Recorder,), {"__call__": lambda self, ctx, stage: note(ctx, stage)})
-    run(strategy(hooks=[recorder], validation_config=validation()), batches(3, 2))
-    assert seen == {
+
+def test_what_the_context_holds_at_each_stage() -> None:
+    """Batch, predictions, loss (live or detached), optimizers and validation summary."""
+    contents = Contents()
+    run(strategy(hooks=[contents], validation_config=validation()), batches(3, 2))
+    assert contents.seen == {
         "SETUP": (False, False, "none", 0, False),
         "BEFORE_TRAINING": (True, False, "none", 1, False),
         "BEFORE_EPOCH": (True, False, "none", 1, False),
