@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from nvalchemi_lightning.context import TrainContext
 from nvalchemi_lightning.errors import ConfigurationTypeError, DataError
+from nvalchemi_lightning.hooks.registry import stray_stop_iteration
 from nvalchemi_lightning.losses import assemble_loss_targets, compute_supervised_loss, loss_target_keys
 from nvalchemi_lightning.recipe import TrainingRecipe
 from nvalchemi_lightning.stages import TrainingStage as Stage
@@ -108,17 +109,20 @@ class BatchStep:
 
     def _losses(self, predictions: Mapping[str, Tensor], batch: Any) -> Any:
         recipe = self._recipe
-        return compute_supervised_loss(
-            recipe.loss_fn,
-            predictions,
-            batch,
-            step=self._counters.step_count,
-            epoch=self._counters.epoch_count,
-            workflow=recipe,
-            target_assembler=recipe.loss_target_assembler,
-            target_keys=self._target_keys,
-            count_reducer=self._count_reducer,
-        )
+        try:
+            return compute_supervised_loss(
+                recipe.loss_fn,
+                predictions,
+                batch,
+                step=self._counters.step_count,
+                epoch=self._counters.epoch_count,
+                workflow=recipe,
+                target_assembler=recipe.loss_target_assembler,
+                target_keys=self._target_keys,
+                count_reducer=self._count_reducer,
+            )
+        except StopIteration as error:
+            raise stray_stop_iteration("the loss or the loss_target_assembler") from error
 
     def _backward(self, ctx: TrainContext) -> None:
         self._fire(Stage.BEFORE_BACKWARD, ctx)
@@ -155,8 +159,13 @@ def call_forward(function: Any, models: Mapping[str, nn.Module], batch: Any, *, 
     ------
     ConfigurationTypeError
         If it returns no mapping.
+    TrainingStateError
+        If it lets a ``StopIteration`` escape.
     """
-    predictions = function(models["main"] if single else models, batch)
+    try:
+        predictions = function(models["main"] if single else models, batch)
+    except StopIteration as error:
+        raise stray_stop_iteration("the forward function") from error
     if not isinstance(predictions, Mapping):
         raise ConfigurationTypeError(
             f"training_fn must return a mapping of predictions; got {type(predictions).__name__}"

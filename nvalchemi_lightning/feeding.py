@@ -8,7 +8,7 @@ from typing import Any
 from nvalchemi_lightning.counters import Counters
 from nvalchemi_lightning.errors import ConfigurationError, ConfigurationTypeError, DataError
 
-__all__ = ["EpochLoader", "OneLoader", "as_loader", "loader_length"]
+__all__ = ["EpochLoader", "OneLoader", "as_loader", "checked_batch", "loader_length"]
 
 
 def as_loader(loader: Any) -> Iterable[Any]:
@@ -120,7 +120,7 @@ class EpochLoader:
                 self.exhausted = True
                 return
             self.delivered += 1
-            yield _checked(batch, self.loader)
+            yield checked_batch(batch, self.loader)
 
     def _from_position(self) -> Iterator[Any]:
         skip = self._counters.epoch_step_count
@@ -145,7 +145,14 @@ def _announce_epoch(loader: Any, epoch: int) -> None:
             return
 
 
-def _checked(batch: Any, loader: Any) -> Any:
+def checked_batch(batch: Any, loader: Any) -> Any:
+    """Return what a loader handed out if it is a batch.
+
+    Raises
+    ------
+    DataError
+        If it is something else.
+    """
     if not hasattr(batch, "num_nodes_per_graph"):
         raise DataError(
             f"{type(loader).__name__} yielded {type(batch).__name__}; training needs Batch objects "

@@ -11,7 +11,7 @@ from pydantic import Field, PrivateAttr, field_validator, model_validator
 from torch import Tensor
 
 from nvalchemi_lightning.counted import CountedRecipe
-from nvalchemi_lightning.errors import ConfigurationError
+from nvalchemi_lightning.errors import ConfigurationError, ConfigurationTypeError
 from nvalchemi_lightning.hooks.lifecycle import HookLifecycle
 from nvalchemi_lightning.hooks.registry import HookRegistry
 from nvalchemi_lightning.requests import RunRequests
@@ -101,6 +101,8 @@ class HookedRecipe(CountedRecipe):
             self._on_new_hook()
 
     def _register_callback(self, callback: Any, stage: TrainingStage | None) -> None:
+        if isinstance(callback, type):
+            raise ConfigurationTypeError(f"{callback.__name__} is a class; pass an instance, {callback.__name__}(...)")
         name = type(callback).__name__
         if stage is not None:
             raise ConfigurationError(f"{name} is a Lightning callback; it has methods instead of a stage ({stage})")

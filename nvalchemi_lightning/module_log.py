@@ -54,6 +54,8 @@ def log_summary(module: LightningModule, summary: Mapping[str, Any], *, step: in
     step : int
         Executed optimizer steps.
     """
+    if module.trainer.barebones:  # the user wants no logging at all
+        return
     scalars, fitting = summary_scalars(summary), called_for(module.trainer) == "fit"
     shown = {key: value for key, value in scalars.items() if key.rpartition("/")[2] in _ON_BAR}
     hidden = {key: value for key, value in scalars.items() if key not in shown}

@@ -96,7 +96,7 @@ class RunProgress:
         Raises
         ------
         ConfigurationError
-            If the pass produced no batch, so that training would go on for ever.
+            If the pass produced no batch, so that training would go on for ever, or fewer than its length.
         """
         epochs, counters = self._epochs, self._counters
         if epochs is None:
@@ -108,6 +108,11 @@ class RunProgress:
             self.epoch_closed = counters.epoch_step_count >= length
         if self.epoch_closed:
             counters.epoch_done()
+        elif epochs.exhausted and length is not None and epochs.delivered > 0:
+            raise ConfigurationError(
+                f"len({type(epochs.loader).__name__}) is {length}, but the epoch ended after "
+                f"{counters.epoch_step_count} batches; the length must be that of a whole pass"
+            )
         elif epochs.delivered == 0 and not self.finished():
             raise ConfigurationError(
                 f"dataloader produced no batches before reaching the target step count {self._target}; "

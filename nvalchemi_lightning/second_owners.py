@@ -56,9 +56,10 @@ def refuse_second_owners(trainer: Trainer) -> None:
         for kind, instead in _CALLBACKS.items():
             if isinstance(callback, kind):
                 _refuse(f"the callback {type(callback).__name__}", instead)
-    if trainer.reload_dataloaders_every_n_epochs:
+    reload: int = getattr(trainer, "reload_dataloaders_every_n_epochs", 0)
+    if reload:
         raise ConfigurationError(
-            f"Trainer(reload_dataloaders_every_n_epochs={trainer.reload_dataloaders_every_n_epochs}) would lose the "
+            f"Trainer(reload_dataloaders_every_n_epochs={reload}) would lose the "
             "position in the data; leave it out and let the loader's set_epoch change what an epoch holds"
         )
     interval = trainer.val_check_interval

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from lightning.pytorch import Trainer
-from lightning.pytorch.callbacks import TQDMProgressBar
+from lightning.pytorch.callbacks import ProgressBar, TQDMProgressBar
 from pydantic import PrivateAttr, model_validator
 
 from nvalchemi_lightning import _lightning, checkpoint, strategy_spec
@@ -209,6 +209,7 @@ class TrainingStrategy(TrainingRecipe):
             "num_sanity_val_steps": 0,
         }
         callbacks = [*self.lightning_callbacks, *options.pop("callbacks", ())]
-        if options.get("enable_progress_bar", True):
+        own_bar = any(isinstance(callback, ProgressBar) for callback in callbacks)
+        if options.get("enable_progress_bar", True) and not own_bar:
             callbacks.append(TQDMProgressBar())
         return {**defaults, **options, "callbacks": callbacks}

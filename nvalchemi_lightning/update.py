@@ -114,11 +114,16 @@ class UpdateOwner:
         Raises
         ------
         TrainingStateError
-            If a claimant ran no backward pass.
+            If a claimant ran no backward pass, or the loss depends on nothing that trains.
         """
         claimant = self._registry.claimant(TrainingStage.DO_BACKWARD)
         if claimant is None:
             self._registry.stage = TrainingStage.DO_BACKWARD
+            if ctx.loss is None or not ctx.loss.requires_grad:
+                raise TrainingStateError(
+                    "the loss does not depend on a trainable parameter; look whether training_fn detaches its "
+                    "predictions or runs the model that trains without gradients"
+                )
             with self._request("backward"):
                 self._primitives.backward(ctx.loss, None)
             return

@@ -7,11 +7,22 @@ from enum import Enum
 from typing import Any
 
 from nvalchemi_lightning.context import TrainContext
-from nvalchemi_lightning.errors import ConfigurationError, ConfigurationTypeError, nearest
+from nvalchemi_lightning.errors import ConfigurationError, ConfigurationTypeError, TrainingStateError, nearest
 from nvalchemi_lightning.hooks.protocol import Hook
 from nvalchemi_lightning.stages import REPLACEMENT_STAGES, STAGES, TrainingStage
 
-__all__ = ["HookRegistry", "runs_on"]
+__all__ = ["HookRegistry", "runs_on", "stray_stop_iteration"]
+
+
+def stray_stop_iteration(where: str) -> TrainingStateError:
+    """Return the error for a ``StopIteration`` that Lightning's loops would take for the end of the data.
+
+    Parameters
+    ----------
+    where : str
+        What raised it.
+    """
+    return TrainingStateError(f"StopIteration came out of {where}; catch it there, or use next(iterator, default)")
 
 
 def runs_on(hook: Hook, stage: TrainingStage) -> bool:
@@ -64,7 +75,10 @@ class HookRegistry:
         count = 0 if ctx.validating else self._count(stage, ctx)
         for hook in hooks:
             if count % hook.frequency == 0:
-                hook(ctx, stage)
+                try:
+                    hook(ctx, stage)
+                except StopIteration as error:
+                    raise stray_stop_iteration(f"{type(hook).__name__} at {stage.name}") from error
 
     def _count(self, stage: TrainingStage, ctx: TrainContext) -> int:
         counted_by = STAGES[stage].counted_by
@@ -160,6 +174,8 @@ class HookRegistry:
 
 
 def _check_frequency(hook: Any) -> None:
+    if isinstance(hook, type):
+        raise ConfigurationTypeError(f"{hook.__name__} is a class; pass an instance, {hook.__name__}(...)")
     if not isinstance(hook, Hook):
         missing = [name for name in ("frequency", "stage", "__call__") if not hasattr(hook, name)]
         raise ConfigurationTypeError(

@@ -31,7 +31,7 @@ _HOMES = {
 }
 """Public name to module. A module is imported when a name of it is first used."""
 
-__all__ = sorted(_HOMES)
+__all__ = [*_HOMES]  # noqa: PLE0604  the keys are the public names
 
 
 def __getattr__(name: str) -> Any:

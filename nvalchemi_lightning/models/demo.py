@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from nvalchemi_lightning.errors import DataError
 from nvalchemi_lightning.models.base import BaseModelMixin, ModelConfig
-from nvalchemi_lightning.models.differentiation import energy_and_gradient, outside_inference
+from nvalchemi_lightning.models.differentiation import energy_and_gradient, leaving_inference, savable
 from nvalchemi_lightning.models.graph import structure_of_atoms
 
 __all__ = ["DemoModel", "DemoModelWrapper"]
@@ -81,7 +81,8 @@ class DemoModelWrapper(nn.Module, BaseModelMixin):
 
     def forward(self, data: Any) -> dict[str, Tensor | None]:
         """Return the active outputs for a batch, which is not changed; see :class:`BaseModelMixin`."""
-        numbers, structure = outside_inference(data.atomic_numbers), structure_of_atoms(data)
+        with leaving_inference():
+            numbers, structure = savable(data.atomic_numbers), structure_of_atoms(data)
 
         def energy_of(positions: Tensor) -> Tensor:
             energies: Tensor = self.model(numbers, positions)

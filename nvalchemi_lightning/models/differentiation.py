@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
-__all__ = ["energy_and_gradient", "forces_on_atoms", "outside_inference", "stress_of_edges"]
+__all__ = ["energy_and_gradient", "forces_on_atoms", "leaving_inference", "savable", "stress_of_edges"]
 
 
 def energy_and_gradient(
@@ -39,7 +40,7 @@ def energy_and_gradient(
     recording = torch.is_grad_enabled()
     keeps_graph = recording and (training or point.requires_grad)
     with torch.inference_mode(False), torch.enable_grad():
-        at = outside_inference(point)
+        at = savable(point)
         at = at if at.requires_grad else at.detach().requires_grad_()
         energy = energy_of(at)
         (gradient,) = torch.autograd.grad(
@@ -52,12 +53,17 @@ def energy_and_gradient(
     return (energy if keeps_graph else energy.detach()), gradient
 
 
-def outside_inference(tensor: Tensor) -> Tensor:
-    """Return a tensor that autograd may save: one made in inference mode is copied."""
-    if not tensor.is_inference():
-        return tensor
-    with torch.inference_mode(False):
-        return tensor.clone()
+@contextmanager
+def leaving_inference() -> Iterator[None]:
+    """Leave ``torch.inference_mode()`` inside the block; whether operations are recorded stays as it is."""
+    recording = torch.is_grad_enabled()
+    with torch.inference_mode(False), torch.set_grad_enabled(recording):
+        yield
+
+
+def savable(tensor: Tensor) -> Tensor:
+    """Return a tensor that autograd may save; to be called outside of inference mode, whose tensors are copied."""
+    return tensor.clone() if tensor.is_inference() else tensor
 
 
 def forces_on_atoms(gradient: Tensor, source: Tensor, target: Tensor, num_atoms: int) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nvalchemi_lightning.models.differentiation import outside_inference
+from nvalchemi_lightning.models.differentiation import savable
 from nvalchemi_lightning.neighbors import edge_vectors, neighbor_list
 
 __all__ = ["AtomGraph", "structure_of_atoms"]
@@ -19,7 +19,7 @@ def structure_of_atoms(data: Any) -> Tensor:
     index = getattr(data, "batch_idx", None)
     if index is None:
         return torch.zeros(data.positions.shape[0], dtype=torch.int64, device=data.positions.device)
-    return outside_inference(index.long())
+    return savable(index.long())
 
 
 @dataclass(frozen=True)
@@ -66,17 +66,17 @@ class AtomGraph:
         if edges is None:
             edges, shifts = neighbor_list(data, cutoff)
         structure = structure_of_atoms(data)
-        edges = outside_inference(edges.long())
+        edges = savable(edges.long())
         source, target = edges.t().contiguous().unbind(0)
         cell, pbc = getattr(data, "cell", None), getattr(data, "pbc", None)
         return cls(
-            numbers=outside_inference(data.atomic_numbers.long()),
+            numbers=savable(data.atomic_numbers.long()),
             structure=structure,
             source=source,
             target=target,
-            vectors=outside_inference(edge_vectors(data, edges, shifts, structure)),
-            cell=None if cell is None else outside_inference(cell),
-            pbc=None if pbc is None else outside_inference(pbc),
+            vectors=edge_vectors(data, edges, shifts, structure),
+            cell=None if cell is None else savable(cell),
+            pbc=None if pbc is None else savable(pbc),
             num_structures=int(data.num_graphs),
         )
 

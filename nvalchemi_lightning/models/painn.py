@@ -11,7 +11,12 @@ from torch import Tensor, nn
 
 from nvalchemi_lightning.errors import ConfigurationError, DataError
 from nvalchemi_lightning.models.base import BaseModelMixin, ModelConfig, NeighborConfig
-from nvalchemi_lightning.models.differentiation import energy_and_gradient, forces_on_atoms, stress_of_edges
+from nvalchemi_lightning.models.differentiation import (
+    energy_and_gradient,
+    forces_on_atoms,
+    leaving_inference,
+    stress_of_edges,
+)
 from nvalchemi_lightning.models.graph import AtomGraph
 from nvalchemi_lightning.models.layers import Edges, ElementMessage, Message, RadialBasis, Update
 from nvalchemi_lightning.models.statistics import AtomicStatistics
@@ -181,8 +186,9 @@ class PaiNN(nn.Module, BaseModelMixin):
             structure with an unknown element is NaN.
         """
         self._check_dtype(data.positions)
-        graph = AtomGraph.of(data, self.cutoff)
-        species = self._species(graph)
+        with leaving_inference():
+            graph = AtomGraph.of(data, self.cutoff)
+            species = self._species(graph)
 
         def energy_of(vectors: Tensor) -> Tensor:
             energies = graph.sum_over_structures(self._atom_energies(species.clamp(min=0), graph, vectors))
@@ -204,12 +210,12 @@ class PaiNN(nn.Module, BaseModelMixin):
         scalars, features = self.updates[0](scalars, features)
         for message, update in zip(self.messages, self.updates[1:], strict=True):
             scalars, features = update(*message(scalars, features, edges))
-        energies: Tensor = self.readout(scalars).squeeze(1)
+        energies: Tensor = self.readout(scalars)
         return energies.to(vectors.dtype)
 
     def _total(self, energy: Tensor, species: Tensor, graph: AtomGraph) -> Tensor:
         references = self.element_energies[species].masked_fill(species < 0, math.nan)
-        return (energy.double() + graph.sum_over_structures(references)).to(energy.dtype)
+        return (energy.double() + graph.sum_over_structures(references.unsqueeze(1))).to(energy.dtype)
 
     def _species(self, graph: AtomGraph) -> Tensor:
         """Return the place of each atom's element among the known ones, -1 for unknown ones."""

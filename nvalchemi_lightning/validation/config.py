@@ -52,6 +52,8 @@ def ensure_reiterable_validation_data(data: Any) -> Any:
             f"validation_data must be a re-iterable container such as a list or a DataLoader; "
             f"got {type(data).__name__}, which is empty after one pass"
         )
+    if hasattr(data, "num_nodes_per_graph"):
+        raise ConfigurationError("validation_data must be an iterable of Batch; one Batch is none, write [batch]")
     if isinstance(data, (str, bytes)) or not (hasattr(data, "__iter__") or hasattr(data, "__getitem__")):
         raise ConfigurationError(f"validation_data must be iterable; got {type(data).__name__}")
     return data

@@ -13,7 +13,8 @@ from torch.utils.data import DistributedSampler
 
 from nvalchemi_lightning.batch_step import call_forward, detached
 from nvalchemi_lightning.errors import ConfigurationError, TrainingStateError
-from nvalchemi_lightning.feeding import loader_length
+from nvalchemi_lightning.feeding import checked_batch, loader_length
+from nvalchemi_lightning.hooks.registry import stray_stop_iteration
 from nvalchemi_lightning.losses import compute_supervised_loss
 from nvalchemi_lightning.recipe import TrainingRecipe
 from nvalchemi_lightning.stages import TrainingStage
@@ -90,14 +91,20 @@ class Evaluation:
         self._sums.update(losses, batch.num_graphs)
         self._metrics.update(seen, batch)
         if self._config.batch_callback is not None:
+            self._show(batch, seen, detached(losses), batch_count)
+
+    def _show(self, batch: Any, predictions: NamedPredictions, losses: dict[str, Any], batch_count: int) -> None:
+        try:
             self._config.batch_callback(
                 batch=batch,
-                predictions=seen,
-                loss=detached(losses),
+                predictions=predictions,
+                loss=losses,
                 batch_count=batch_count,
-                step_count=recipe.step_count,
-                epoch=recipe.epoch_count,
+                step_count=self._recipe.step_count,
+                epoch=self._recipe.epoch_count,
             )
+        except StopIteration as error:
+            raise stray_stop_iteration("the batch_callback") from error
 
     def summary(self, sum_over_ranks: Callable[[Tensor], Tensor] | None = None) -> dict[str, Any]:
         """Return the summary of the pass, the same on every rank.
@@ -194,4 +201,4 @@ class EvaluationLoader:
     def __iter__(self) -> Iterator[Any]:
         for index, batch in enumerate(self.loader):
             if index % self._world_size == self._rank:
-                yield batch
+                yield checked_batch(batch, self.loader)
