@@ -59,7 +59,11 @@ def summary_scalars(summary: Mapping[str, Any]) -> dict[str, float]:
 def to_floats(scalars: Mapping[str, Tensor | float]) -> dict[str, float]:
     """Fetch every tensor that is not in host memory in one transfer."""
     tensors = {name: value for name, value in scalars.items() if isinstance(value, Tensor) and not value.is_cpu}
-    floats = {name: float(value) for name, value in scalars.items() if name not in tensors}
+    floats = {
+        name: float(value.item() if isinstance(value, Tensor) else value)
+        for name, value in scalars.items()
+        if name not in tensors
+    }
     if tensors:
         fetched = torch.stack([value.detach().reshape(()).to(torch.float64) for value in tensors.values()]).tolist()
         floats.update(zip(tensors, fetched, strict=True))
