@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from enum import Enum
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import NamedTuple
@@ -20,9 +21,9 @@ LAYERS = (
     {"specs", "strict_model", "runtime"},
     {"losses", "optim", "metrics", "neighbors", "data", "models"},
     {"hooks", "counters", "update", "feeding", "training_fn", "validation", "model_inputs", "recipe"}
-    | {"batch_step", "checkpoint", "counted", "progress", "requests", "scalars", "strategy_spec"},
+    | {"batch_step", "checkpoint", "counted", "hooked", "progress", "requests", "scalars", "strategy_spec"},
     # Lightning begins here.
-    {"_lightning", "second_owners", "owner", "callbacks", "module", "datamodule"},
+    {"_lightning", "second_owners", "owner", "callbacks", "module", "module_evaluation", "module_log", "datamodule"},
     {"strategy"},
     {"cli"},
 )
@@ -32,12 +33,20 @@ LIGHTNING_BEGINS = 4
 LIGHTNING = {"lightning", "pytorch_lightning", "lightning_fabric"}
 
 
+class When(Enum):
+    """When an import is executed."""
+
+    LOADING = "when the module is loaded"
+    CALLING = "when a function is called"
+    CHECKING = "by type checkers alone"
+
+
 class Import(NamedTuple):
-    """One imported name: where it stands, what it names, and whether only a type checker executes it."""
+    """One imported name."""
 
     line: int
     name: str
-    for_types: bool
+    when: When
 
 
 def module_name(path: Path) -> str:
@@ -52,23 +61,28 @@ def is_type_checking(node: ast.AST) -> bool:
     return isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
 
 
-def imports(node: ast.AST, for_types: bool = False) -> Iterator[Import]:
-    """Yield every import below ``node``, those inside functions too; ``from a import b`` names ``a.b``."""
+def imports(node: ast.AST, when: When = When.LOADING) -> Iterator[Import]:
+    """Yield every import below ``node``; ``from a import b`` names ``a.b``."""
     if isinstance(node, ast.Import):
-        yield from (Import(node.lineno, alias.name, for_types) for alias in node.names)
+        yield from (Import(node.lineno, alias.name, when) for alias in node.names)
     elif isinstance(node, ast.ImportFrom):
-        yield from (Import(node.lineno, f"{node.module}.{alias.name}", for_types) for alias in node.names)
+        yield from (Import(node.lineno, f"{node.module}.{alias.name}", when) for alias in node.names)
     elif is_type_checking(node):
-        yield from (found for child in node.body for found in imports(child, True))
-        yield from (found for child in node.orelse for found in imports(child, for_types))
+        yield from (found for child in node.body for found in imports(child, When.CHECKING))
+        yield from (found for child in node.orelse for found in imports(child, when))
     else:
-        yield from (found for child in ast.iter_child_nodes(node) for found in imports(child, for_types))
+        inside = When.CALLING if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) else when
+        yield from (found for child in ast.iter_child_nodes(node) for found in imports(child, inside))
+
+
+def part(module: str) -> str:
+    """Return the first part of a module's name below the package."""
+    return module.split(".", maxsplit=2)[1]
 
 
 def layer(module: str) -> int:
     """Return the layer of a module by the first part of its name below the package, or -1 if it has none."""
-    part = module.split(".", maxsplit=2)[1]
-    return next((number for number, parts in enumerate(LAYERS) if part in parts), -1)
+    return next((number for number, parts in enumerate(LAYERS) if part(module) in parts), -1)
 
 
 def own_target(name: str) -> str | None:
@@ -100,21 +114,38 @@ def test_imports_point_down(module: str) -> None:
 
 @pytest.mark.parametrize("module", [module for module in LAYERED if layer(module) < LIGHTNING_BEGINS])
 def test_no_lightning_below_the_line(module: str) -> None:
-    lines = [
-        found.line for found in found_in(module) if found.name.partition(".")[0] in LIGHTNING and not found.for_types
-    ]
+    runtime = [found for found in found_in(module) if found.when is not When.CHECKING]
+    lines = [found.line for found in runtime if found.name.partition(".")[0] in LIGHTNING]
     assert not lines, f"{module} imports Lightning at lines {lines}, but stands below the line where it begins"
 
 
-def test_no_cycles() -> None:
-    graph = {
-        module: {own_target(name) for _, name, for_types in found_in(module) if not for_types} - {None}
-        for module in LAYERED
-    }
+def cycle(graph: dict[str, set[str]]) -> str:
+    """Return a cycle of a graph as text, or "" if there is none."""
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
-        pytest.fail(" -> ".join(error.args[1]))
+        return " -> ".join(error.args[1])
+    return ""
+
+
+def needs(module: str) -> set[str]:
+    """Return the modules that a module imports; those that its functions import only if they are of another part."""
+    found = [(own_target(name), when) for _, name, when in found_in(module)]
+    return {
+        target
+        for target, when in found
+        if target not in (None, PACKAGE)
+        and (when is When.LOADING or (when is When.CALLING and part(target) != part(module)))
+    }
+
+
+def test_no_cycles() -> None:
+    assert not cycle({module: needs(module) for module in LAYERED})
+
+
+def test_a_cycle_is_found() -> None:
+    assert cycle({"a": {"b"}, "b": {"c"}, "c": {"a"}}).count("->") == 3
+    assert cycle({"a": {"b"}, "b": {"c"}}) == ""
 
 
 def test_every_module_has_a_layer() -> None:
@@ -123,7 +154,7 @@ def test_every_module_has_a_layer() -> None:
 
 
 def test_the_table_has_no_stale_parts() -> None:
-    parts = {module.split(".")[1] for module in LAYERED}
+    parts = {part(module) for module in LAYERED}
     stale = set().union(*LAYERS) - parts - {"cli", "typing"}  # their place is reserved
     assert not stale, f"LAYERS names parts that do not exist: {sorted(stale)}"
 
@@ -142,9 +173,9 @@ def later():
 
 def test_the_parser_sees_every_kind_of_import() -> None:
     assert list(imports(ast.parse(SAMPLE))) == [
-        Import(2, "lightning.pytorch", False),
-        Import(3, "typing.TYPE_CHECKING", False),
-        Import(5, "nvalchemi_lightning.strategy.TrainingStrategy", True),
-        Import(7, "zarr", False),
-        Import(9, "nvalchemi_lightning.losses", False),
+        Import(2, "lightning.pytorch", When.LOADING),
+        Import(3, "typing.TYPE_CHECKING", When.LOADING),
+        Import(5, "nvalchemi_lightning.strategy.TrainingStrategy", When.CHECKING),
+        Import(7, "zarr", When.LOADING),
+        Import(9, "nvalchemi_lightning.losses", When.CALLING),
     ]
