@@ -530,7 +530,7 @@ def test_predictions_without_a_gradient_are_explained() -> None:
     def detached(model: Any, batch: Any) -> dict[str, Tensor]:
         return {key: value.detach() for key, value in default_training_fn(model, batch).items()}
 
-    with pytest.raises(RuntimeError, match=r"does not require grad|depend") as caught:
+    with pytest.raises(RuntimeError, match="does not depend on a trainable parameter") as caught:
         run(strategy(training_fn=detached), batches(1))
     assert "training_fn" in " ".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
 
