@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -36,7 +36,7 @@ __all__ = [
     "run_validation",
     "schedule_validation",
     "shard_evaluation_ourselves",
-    "show_loss",
+    "show",
     "silence_mode_warning",
     "silence_wrong_advice",
     "take_over_limits",
@@ -126,13 +126,13 @@ class _IdleProfiler(PassThroughProfiler):
         return self._nothing
 
 
-def show_loss(trainer: Trainer, loss: float) -> None:
-    """Put the training loss where progress bars and callbacks read it.
+def show(trainer: Trainer, numbers: Mapping[str, float]) -> None:
+    """Put numbers where progress bars and callbacks read them.
 
-    ``LightningModule.log`` would leave an entry that Lightning walks on every later batch of the epoch.
+    ``LightningModule.log`` would leave entries that Lightning walks on every later batch of the epoch.
     """
-    trainer.progress_bar_metrics["loss"] = loss
-    trainer.callback_metrics["loss"] = torch.tensor(loss)
+    trainer.progress_bar_metrics.update(numbers)
+    trainer.callback_metrics.update({name: torch.tensor(number) for name, number in numbers.items()})
 
 
 def silence_wrong_advice() -> None:

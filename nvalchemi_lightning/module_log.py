@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 __all__ = ["called_for", "log_step", "log_summary"]
 
-# Of a validation summary, the progress bar shows these.
-_ON_BAR = ("total_loss", "energy_mae", "forces_mae")
+# Of a validation summary, the progress bar shows these, under names that leave room for the numbers.
+_ON_BAR = {"total_loss": "val_loss", "energy_mae": "energy_mae", "forces_mae": "forces_mae"}
 
 
 def called_for(trainer: Any) -> str:
@@ -38,7 +38,7 @@ def log_step(module: LightningModule, ctx: TrainContext, extra: Mapping[str, Ten
         Further scalars by tag.
     """
     scalars = to_floats({**step_scalars(ctx), **extra})
-    _lightning.show_loss(module.trainer, scalars["loss/total"])
+    _lightning.show(module.trainer, {"loss": scalars["loss/total"]})
     _to_loggers(module, scalars, ctx.step_count)
 
 
@@ -57,13 +57,13 @@ def log_summary(module: LightningModule, summary: Mapping[str, Any], *, step: in
     if module.trainer.barebones:  # the user wants no logging at all
         return
     scalars, fitting = summary_scalars(summary), called_for(module.trainer) == "fit"
-    shown = {key: value for key, value in scalars.items() if key.rpartition("/")[2] in _ON_BAR}
-    hidden = {key: value for key, value in scalars.items() if key not in shown}
     # The numbers are reduced already and every rank logs them: these flags keep Lightning from reducing again.
     options: dict[str, Any] = {"sync_dist": True, "rank_zero_only": True, "batch_size": 1}
-    module.log_dict(shown, prog_bar=True, logger=False if fitting else None, **options)
-    module.log_dict(hidden, logger=False if fitting else None, **options)
+    module.log_dict(dict(scalars), logger=False if fitting else None, **options)
     if fitting:
+        tag = summary["name"]
+        shown = {short: scalars[f"{tag}/{key}"] for key, short in _ON_BAR.items() if f"{tag}/{key}" in scalars}
+        _lightning.show(module.trainer, shown)
         _to_loggers(module, scalars, step)
 
 

@@ -85,9 +85,7 @@ def check_call_shape(function: Any, *, single_model: bool) -> None:
         ) from error
     except ValueError:  # a builtin without a signature: nothing to check
         return
-    first = next(iter(signature.parameters.values()), None)
-    if first is not None:
-        _check_first_annotation(function, first.name, single_model)
+    _check_first_annotation(function, next(iter(signature.parameters)), single_model)
 
 
 def _check_first_annotation(function: Any, name: str, single_model: bool) -> None:
