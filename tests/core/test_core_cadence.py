@@ -389,8 +389,8 @@ def test_monitors_wait_for_the_first_validation() -> None:
 
 
 def test_a_misspelt_monitor_names_what_there_is() -> None:
-    stopper = EarlyStopping("val_loss")
-    with pytest.raises(RuntimeError, match=r"val_loss.*validation/total_loss"):
+    stopper = EarlyStopping("valid_loss")
+    with pytest.raises(RuntimeError, match=r"valid_loss.*validation/total_loss"):
         run(worsening(num_steps=2), FAR_BELOW, callbacks=[stopper])
 
 

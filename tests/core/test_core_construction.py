@@ -568,6 +568,8 @@ def test_functions_whose_signature_says_nothing_are_accepted(function: Any, sing
 def test_a_strategy_is_its_own_validated_form() -> None:
     what = strategy()
     assert TrainingStrategy.model_validate(what) is what
+    with pytest.raises(ValidationError, match="TrainingStrategy"):
+        TrainingStrategy.model_validate(3)
 
 
 def test_the_loss_is_told_step_and_epoch_before_they_advance() -> None:

@@ -179,10 +179,12 @@ def test_a_logged_tensor_keeps_no_graph() -> None:
 def test_the_bar_shows_loss_and_validation(capfd: pytest.CaptureFixture[str]) -> None:
     """B122."""
     config = ValidationConfig(validation_data=batches(2, seed=9), every_n_epochs=1)
-    strategy(num_epochs=2, validation_config=config).run(batches(1, 1))
+    what = strategy(num_epochs=2, validation_config=config)
+    what.run(batches(1, 1))
     printed = "".join(capfd.readouterr())
-    assert "loss=" in printed
-    assert "validation/total_loss=" in printed
+    total = what.last_validation["total_loss"].item()  # type: ignore[index]
+    assert ", loss=" in printed
+    assert f"val_loss={total:.3f}" in printed
     assert "v_num" not in printed
 
 
