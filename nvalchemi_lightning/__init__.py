@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
-from typing import Any
+
+from nvalchemi_lightning._lazy import lazy_exports
 
 __version__ = "0.1.0"
 
@@ -71,17 +72,7 @@ _HOME = {
 __all__ = [*_HOME]  # noqa: PLE0604  the keys are the public names
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOME})
-
+__getattr__, __dir__ = lazy_exports(__name__, _HOME)
 
 if "lightning.pytorch" in sys.modules:
     # A Trainer may be built by strategy name before any other name of this package is used.

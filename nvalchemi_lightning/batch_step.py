@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from nvalchemi_lightning.context import TrainContext
@@ -16,6 +17,8 @@ from nvalchemi_lightning.stages import TrainingStage as Stage
 from nvalchemi_lightning.update import UpdateOwner
 
 __all__ = ["BatchStep", "call_forward", "check_first_batch", "detached"]
+
+_HALF = (torch.bfloat16, torch.float16)
 
 
 class BatchStep:
@@ -68,34 +71,20 @@ class BatchStep:
         TrainContext, bool
             The context for ``AFTER_BATCH``, and whether an optimizer stepped.
         """
-        ctx = self._context(batch, rank)
-        self._fire(Stage.BEFORE_BATCH, ctx)
-        self._owner.zero_gradients()
-        self._forward(ctx, batch)
-        self._backward(ctx)
-        self._fire(Stage.BEFORE_OPTIMIZER_STEP, ctx)
-        stepped = self._owner.step(ctx)
-        self._fire(Stage.AFTER_OPTIMIZER_STEP, ctx)
+        optimizers, schedulers = [*self._optimizers], [*self._schedulers]
+        ctx = self._recipe.context(batch, global_rank=rank, optimizers=optimizers, lr_schedulers=schedulers)
+        try:
+            self._fire(Stage.BEFORE_BATCH, ctx)
+            self._owner.zero_gradients()
+            self._forward(ctx, batch)
+            self._backward(ctx)
+            self._fire(Stage.BEFORE_OPTIMIZER_STEP, ctx)
+            stepped = self._owner.step(ctx)
+            self._fire(Stage.AFTER_OPTIMIZER_STEP, ctx)
+        finally:
+            self._owner.end_batch()
         self._advance(ctx, stepped=stepped, in_epoch=in_epoch)
         return ctx, stepped
-
-    def _context(self, batch: Any, rank: int) -> TrainContext:
-        recipe, counters = self._recipe, self._counters
-        return TrainContext(
-            batch=batch,
-            model=recipe.models.get("main"),
-            workflow=recipe,
-            global_rank=rank,
-            step_count=counters.step_count,
-            global_step_count=counters.global_step_count,
-            batch_count=counters.batch_count,
-            epoch_step_count=counters.epoch_step_count,
-            epoch=counters.epoch_count,
-            models=recipe.models,
-            optimizers=[*self._optimizers],
-            lr_schedulers=[*self._schedulers],
-            validation=recipe.last_validation,
-        )
 
     def _forward(self, ctx: TrainContext, batch: Any) -> None:
         self._fire(Stage.BEFORE_FORWARD, ctx)
@@ -144,6 +133,8 @@ class BatchStep:
 def call_forward(function: Any, models: Mapping[str, nn.Module], batch: Any, *, single: bool) -> Mapping[str, Tensor]:
     """Return the predictions of ``training_fn`` or ``validation_fn`` for a batch.
 
+    Under autocast, those in half precision are cast to float32: losses compare them with labels of that precision.
+
     Parameters
     ----------
     function : callable
@@ -170,7 +161,17 @@ def call_forward(function: Any, models: Mapping[str, nn.Module], batch: Any, *, 
         raise ConfigurationTypeError(
             f"training_fn must return a mapping of predictions; got {type(predictions).__name__}"
         )
-    return predictions
+    return _widened(predictions)
+
+
+def _widened(predictions: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    if not any(_is_autocast(value) for value in predictions.values()):
+        return predictions
+    return {key: value.float() if _is_autocast(value) else value for key, value in predictions.items()}
+
+
+def _is_autocast(value: Any) -> bool:
+    return getattr(value, "dtype", None) in _HALF and torch.is_autocast_enabled(value.device.type)
 
 
 def check_first_batch(recipe: TrainingRecipe, batch: Any) -> None:

@@ -222,9 +222,11 @@ class TrainingRecipe(HookedRecipe):
         return [optimizer for optimizer, _ in pairs], [scheduler for _, scheduler in pairs]
 
     def context(self, batch: Any, **extra: Any) -> TrainContext:
-        """Return a fresh context with the present counters."""
+        """Return a fresh context with the present counters, and further fields as given."""
         counters = self.counters
-        ctx = TrainContext(
+        if "optimizers" not in extra and self._optimizers is not None:
+            extra["optimizers"], extra["lr_schedulers"] = self.flat_optimizers()
+        return TrainContext(
             batch=batch,
             model=self.models.get("main"),
             workflow=self,
@@ -237,6 +239,3 @@ class TrainingRecipe(HookedRecipe):
             validation=self.last_validation,
             **extra,
         )
-        if self._optimizers is not None:
-            ctx.optimizers, ctx.lr_schedulers = self.flat_optimizers()
-        return ctx

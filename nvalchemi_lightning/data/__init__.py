@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from nvalchemi_lightning.errors import nearest
+from nvalchemi_lightning._lazy import lazy_exports
 
 if TYPE_CHECKING:
     from nvalchemi_lightning.data.atomic_data import AtomicData as AtomicData
@@ -26,37 +25,25 @@ if TYPE_CHECKING:
     from nvalchemi_lightning.data.zarr_writer import ZarrWriteConfig as ZarrWriteConfig
 
 _HOMES = {
-    "AtomicData": "atomic_data",
-    "AtomicDataZarrReader": "zarr_reader",
-    "AtomicDataZarrWriter": "zarr_writer",
-    "Batch": "batch",
-    "DataLoader": "dataloader",
-    "Dataset": "dataset",
-    "EpochSampler": "sampler",
-    "FIELDS": "fields",
-    "Field": "fields",
-    "InMemoryDataset": "dataset",
-    "MultiDataset": "dataset",
-    "NeighborListTransform": "edge_transform",
-    "Reader": "zarr_reader",
-    "ZarrArrayConfig": "zarr_writer",
-    "ZarrWriteConfig": "zarr_writer",
-    "differences": "compare",
+    "AtomicData": "data.atomic_data",
+    "AtomicDataZarrReader": "data.zarr_reader",
+    "AtomicDataZarrWriter": "data.zarr_writer",
+    "Batch": "data.batch",
+    "DataLoader": "data.dataloader",
+    "Dataset": "data.dataset",
+    "EpochSampler": "data.sampler",
+    "FIELDS": "data.fields",
+    "Field": "data.fields",
+    "InMemoryDataset": "data.dataset",
+    "MultiDataset": "data.dataset",
+    "NeighborListTransform": "data.edge_transform",
+    "Reader": "data.zarr_reader",
+    "ZarrArrayConfig": "data.zarr_writer",
+    "ZarrWriteConfig": "data.zarr_writer",
+    "differences": "data.compare",
 }
-"""Public name to module. A module is imported when a name of it is first used."""
+"""Public name to module; a module is imported when a name of it is first used."""
 
 __all__ = [*_HOMES]  # noqa: PLE0604  the keys are the public names
 
-
-def __getattr__(name: str) -> Any:
-    """Import a public name when it is first used."""
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{nearest(name, _HOMES)}")
-    value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    """List the public names."""
-    return list(__all__)
+__getattr__, __dir__ = lazy_exports(__name__, _HOMES)

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import Any
+from nvalchemi_lightning._lazy import lazy_exports
 
+# Loaded on first use: a shipped hook may need what the registry of hooks is imported by.
 _HOME = {
     "CheckpointHook": "hooks.checkpoint",
     "CheckpointableHook": "hooks.protocol",
+    "EMAHook": "hooks.ema",
+    "GradientClipHook": "hooks.gradient_clip",
     "Hook": "hooks.protocol",
     "HookContext": "context",
+    "MixedPrecisionHook": "hooks.mixed_precision",
     "NeighborListHook": "hooks.neighbor_list",
     "TrainContext": "context",
+    "TrainingUpdateHook": "hooks.update",
+    "TrainingUpdateOrchestrator": "hooks.update",
 }
 
 __all__ = [*_HOME]  # noqa: PLE0604  the keys are the public names
 
-
-def __getattr__(name: str) -> Any:
-    # Loaded on first use: a shipped hook may need what the registry of hooks is imported by.
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"nvalchemi_lightning.{_HOME[name]}"), name)
-    globals()[name] = value
-    return value
+__getattr__, __dir__ = lazy_exports(__name__, _HOME)
