@@ -14,6 +14,7 @@ from nvalchemi_lightning.losses import ComposedLossFunction, EnergyMAELoss, Ener
 from nvalchemi_lightning.optim import OptimizerConfig
 from nvalchemi_lightning.stages import REPLACEMENT_STAGES, TrainingStage
 from nvalchemi_lightning.strategy import TrainingStrategy
+from nvalchemi_lightning.validation import ValidationConfig
 
 Row = tuple[str, int, int, int, int]
 
@@ -166,6 +167,11 @@ def trainer(**options: Any) -> Trainer:
     return Trainer(**{**QUIET, "strategy": "nvalchemi", "max_epochs": 1, **options})
 
 
+def config(*sizes: int, **fields: Any) -> ValidationConfig:
+    """Return a configuration whose data are batches of so many structures."""
+    return ValidationConfig(**{"validation_data": batches(*sizes or (2, 3), seed=9), **fields})
+
+
 class At:
     """A hook that calls a function at one stage."""
 
@@ -176,6 +182,55 @@ class At:
 
     def __call__(self, ctx: Any, stage: TrainingStage) -> None:
         self._function(ctx)
+
+
+class BoomError(Exception):
+    """Raised by the hooks of this file."""
+
+
+class Scoped(At):
+    """A hook with a context; it notes what happens to it in a shared log."""
+
+    def __init__(
+        self, name: str, log: list[str], *, fail_in: str = "", stage: TrainingStage = TrainingStage.AFTER_BATCH
+    ) -> None:
+        super().__init__(stage, lambda ctx: log.append(f"call {name}"))
+        self.name = name
+        self.log = log
+        self.fail_in = fail_in
+
+    def __enter__(self) -> Scoped:
+        self._act("enter")
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> bool:
+        self._act("exit" if kind is None else f"exit[{kind.__name__}]")
+        return True
+
+    def _act(self, what: str) -> None:
+        self.log.append(f"{what} {self.name}")
+        if self.fail_in and what.startswith(self.fail_in):
+            raise BoomError(f"{what} {self.name}")
+
+
+class Closable(At):
+    """A hook that can only be closed."""
+
+    def __init__(self, name: str, log: list[str]) -> None:
+        super().__init__(TrainingStage.AFTER_BATCH, lambda ctx: None)
+        self.name = name
+        self.log = log
+
+    def close(self) -> None:
+        self.log.append(f"close {self.name}")
+
+
+def raising(stage: TrainingStage, error: BaseException | type[BaseException] = BoomError) -> At:
+    def fail(ctx: Any) -> None:
+        if not ctx.validating:
+            raise error
+
+    return At(stage, fail)
 
 
 class Recorder:
@@ -209,3 +264,35 @@ def golden(text: str) -> list[Row]:
         step, batch, epoch, epoch_step = (int(number) for number in counters.split())
         rows += [(stage, step, batch, epoch, epoch_step) for stage in stages.split()]
     return rows
+
+
+def assert_usable(what: Any) -> None:
+    """The guards are gone and hooks are left: anybody may use the optimizers, and a gradient may accumulate."""
+    assert not what.lifecycle.active
+    for model in what.models.values():
+        for parameter in model.parameters():
+            parameter.requires_grad_(True)
+            parameter.sum().backward()
+            parameter.grad = None
+    if what._optimizers is not None:
+        for optimizer in what.flat_optimizers()[0]:
+            optimizer.step()
+
+
+def two_models() -> tuple[dict[str, nn.Module], Callable[[Any, Any], Any]]:
+    """A student that trains with a frozen part, and a teacher without an optimizer."""
+    student = nn.Sequential(Harm(), nn.BatchNorm1d(1).double())
+    student[1].eval()
+    student[1].bias.requires_grad_(False)
+    teacher = Harm(2.0)
+
+    def forward(models: Any, batch: Any) -> dict[str, torch.Tensor]:
+        assert models["student"].training
+        assert not models["student"][1].training
+        assert not models["teacher"].training
+        assert not models["teacher"].w.requires_grad
+        output = models["student"][0](batch)
+        energy = output["energy"] + models["student"][1](output["energy"]) * 0
+        return {"predicted_energy": energy, "predicted_forces": output["forces"]}
+
+    return {"student": student, "teacher": teacher}, forward

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from core_rigs import (
-    QUIET,
     At,
     ConstGrad,
     Harm,
@@ -25,27 +24,17 @@ from core_rigs import (
 )
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import (
-    BatchSizeFinder,
     Callback,
-    EMAWeightAveraging,
-    GradientAccumulationScheduler,
-    LearningRateFinder,
     LearningRateMonitor,
     ModelCheckpoint,
-    StochasticWeightAveraging,
-    WeightAveraging,
 )
 from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor, nn
 
-from nvalchemi_lightning.errors import ConfigurationError, SecondOwnerError, TrainingStateError
+from nvalchemi_lightning.errors import SecondOwnerError, TrainingStateError
 from nvalchemi_lightning.feeding import OneLoader
-from nvalchemi_lightning.hooks.registry import HookRegistry
 from nvalchemi_lightning.module import AlchemiModule
-from nvalchemi_lightning.owner import SingleOwner, SingleOwnerDDP
 from nvalchemi_lightning.stages import TrainingStage
-from nvalchemi_lightning.update import UpdateOwner
-from nvalchemi_lightning.validation import ValidationConfig
 
 Stage = TrainingStage
 
@@ -419,233 +408,3 @@ def test_schedulers_step_once_per_executed_step() -> None:
     )
     run(what, batches(1, 1))
     assert rates == pytest.approx([1e-3, 1e-3, 1e-4, 1e-4])
-
-
-# Trainers that would be a second owner
-
-REFUSED_OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
-    "gradient_clip_val": ({"gradient_clip_val": 1.0}, r"gradient_clip_val=1.0\) .* use the GradientClipHook"),
-    "gradient_clip_val=0": ({"gradient_clip_val": 0.0}, "GradientClipHook"),
-    "gradient_clip_algorithm": ({"gradient_clip_algorithm": "value"}, "gradient_clip_algorithm.*GradientClipHook"),
-    "accumulate_grad_batches": ({"accumulate_grad_batches": 2}, "accumulate_grad_batches=2.*GradientAccumulationHook"),
-    "precision": ({"precision": "bf16-mixed"}, r"precision='bf16-mixed'\) .* use the MixedPrecisionHook"),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED_OPTIONS)
-@pytest.mark.parametrize("door", ["run", "fit"])
-def test_options_of_a_second_owner_are_refused(name: str, door: str) -> None:
-    """B99: no Trainer option is silently ignored; the message names the hook."""
-    options, message = REFUSED_OPTIONS[name]
-    what = strategy()
-    doors = {
-        "run": lambda: run(what, batches(1), **options),
-        "fit": lambda: trainer(**options).fit(AlchemiModule(what), OneLoader(batches(1))),
-    }
-    with pytest.raises(SecondOwnerError, match=message):
-        doors[door]()
-    assert what.step_count == 0
-
-
-REFUSED_CALLBACKS: dict[str, tuple[Callable[[], Callback], str]] = {
-    "accumulation": (lambda: GradientAccumulationScheduler({0: 2}), "GradientAccumulationScheduler .*AccumulationHook"),
-    "swa": (lambda: StochasticWeightAveraging(1e-2), "StochasticWeightAveraging .* use the EMAHook"),
-    "averaging": (WeightAveraging, "WeightAveraging .* use the EMAHook"),
-    "ema": (EMAWeightAveraging, "EMAWeightAveraging .* use the EMAHook"),
-    "lr finder": (LearningRateFinder, r"LearningRateFinder .* OptimizerConfig\(lr=\.\.\.\)"),
-    "batch size finder": (BatchSizeFinder, "BatchSizeFinder .* the loader's batch_size"),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED_CALLBACKS)
-def test_callbacks_of_a_second_owner_are_refused(name: str) -> None:
-    make, message = REFUSED_CALLBACKS[name]
-    with pytest.raises(SecondOwnerError, match=f"the callback {message}"):
-        run(strategy(hooks=[make()]), batches(1))
-
-
-def test_a_fractional_validation_interval_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match=r"val_check_interval=0.5\) counts batches; write ValidationConfig"):
-        run(strategy(), batches(1), val_check_interval=0.5)
-
-
-def leave_process_group() -> None:
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
-
-
-@pytest.mark.parametrize("options", [{}, {"strategy": "auto"}, {"strategy": "ddp"}], ids=["default", "auto", "ddp"])
-def test_a_trainer_without_the_owner_is_refused(options: dict[str, Any], request: pytest.FixtureRequest) -> None:
-    request.addfinalizer(leave_process_group)
-    module = AlchemiModule(models=Harm(), optimizer_configs=sgd(), loss_fn=force_loss())
-    with pytest.raises(ConfigurationError, match=r"strategy='nvalchemi'"):
-        Trainer(**QUIET, max_epochs=1, **options).fit(module, OneLoader(batches(1)))
-    assert module.recipe.step_count == 0
-
-
-@pytest.mark.parametrize("how", ["validate", "test", "predict"])
-def test_an_evaluating_trainer_without_the_owner_is_refused(how: str) -> None:
-    module = AlchemiModule(models=Harm(), optimizer_configs=sgd(), loss_fn=force_loss())
-    with pytest.raises(ConfigurationError, match=r"strategy='nvalchemi'"):
-        getattr(Trainer(**QUIET), how)(module, OneLoader(batches(1)))
-
-
-def test_one_device_is_one_device() -> None:
-    module = AlchemiModule(models=Harm(), optimizer_configs=sgd(), loss_fn=force_loss())
-    t = trainer(devices=2)
-    with pytest.raises(ConfigurationError, match=r"trains on one device, but devices=2; use strategy='nvalchemi_ddp'"):
-        t.fit(module, OneLoader(batches(1)))
-
-
-def test_the_owner_runs_no_other_module() -> None:
-    class Foreign(LightningModule):
-        def training_step(self, batch: Any, batch_idx: int) -> None:
-            return None
-
-        def configure_optimizers(self) -> None:
-            return None
-
-    with pytest.raises(ConfigurationError, match=r"runs an AlchemiModule; got Foreign\. Wrap the models with AlchemiM"):
-        trainer().fit(Foreign(), OneLoader(batches(1)))
-
-
-def test_the_names_are_registered() -> None:
-    from lightning.pytorch.strategies import StrategyRegistry
-
-    names = StrategyRegistry.available_strategies()
-    assert {"nvalchemi", "nvalchemi_ddp", "nvalchemi_ddp_spawn", "nvalchemi_ddp_notebook"} <= set(names)
-    assert isinstance(trainer().strategy, SingleOwner)
-    assert isinstance(trainer(strategy="nvalchemi_ddp").strategy, SingleOwnerDDP)
-
-
-def test_the_device_of_the_trainer_is_the_device_of_the_owner() -> None:
-    owner = SingleOwner()
-    assert owner.root_device == torch.device("cpu")
-    owner.parallel_devices = [torch.device("meta")]
-    assert owner.root_device == torch.device("meta")
-
-
-def test_ddp_explains_parameters_without_a_gradient() -> None:
-    error = RuntimeError("Expected to have finished reduction in the prior iteration before starting a new one.")
-    SingleOwnerDDP().on_exception(error)
-    assert "SingleOwnerDDP(find_unused_parameters=True)" in error.__notes__[0]
-    other = RuntimeError("something else")
-    SingleOwnerDDP().on_exception(other)
-    assert not hasattr(other, "__notes__")
-
-
-def test_a_precision_that_converts_the_module_stays_allowed() -> None:
-    what = strategy(models=Harm().float())
-    run(what, batches(1), precision="64-true")
-    assert what.models["main"].w.dtype is torch.float64
-    assert what.step_count == 1
-
-
-def test_a_list_of_batches_is_no_loader_for_a_trainer() -> None:
-    """Lightning takes a list for several loaders; the message says what to write."""
-    module = AlchemiModule(models=Harm(), optimizer_configs=sgd(), loss_fn=force_loss())
-    with pytest.raises(ConfigurationError, match=r"several loaders.*(OneLoader|DataLoader)"):
-        trainer().fit(module, batches(2, 3))
-
-
-# The owner alone
-
-
-def plain_owner() -> tuple[UpdateOwner, nn.Parameter, torch.optim.Optimizer]:
-    parameter = nn.Parameter(torch.ones(1))
-    optimizer = torch.optim.SGD([parameter], lr=1.0)
-    owner = UpdateOwner.plain(HookRegistry())
-    owner.attach([parameter], [optimizer], [None])
-    return owner, parameter, optimizer
-
-
-def test_permits_are_one_shot() -> None:
-    owner, _, _ = plain_owner()
-    for action in ("backward", "optimizer_step"):
-        with pytest.raises(SecondOwnerError, match=f"{action} was called outside a batch, but"):
-            owner.consume(action)
-
-
-def test_an_error_in_backward_takes_the_permit_back() -> None:
-    owner, parameter, _ = plain_owner()
-
-    class Ctx:
-        loss = torch.zeros(2, requires_grad=True)
-
-    with pytest.raises(RuntimeError, match="only for scalar outputs"):
-        owner.backward(Ctx())  # type: ignore[arg-type]
-    with pytest.raises(SecondOwnerError, match="backward was called at DO_BACKWARD"):
-        owner.consume("backward")
-    with pytest.raises(SecondOwnerError, match="was accumulated"):
-        parameter.sum().backward()
-
-
-def test_an_error_in_the_step_takes_the_permit_back() -> None:
-    owner, parameter, optimizer = plain_owner()
-
-    def fail(*_: Any) -> None:
-        raise KeyError("in the step")
-
-    handle = optimizer.register_step_post_hook(fail)
-    parameter.grad = torch.ones(1)
-    with pytest.raises(KeyError, match="in the step"):
-        owner.step(None)  # type: ignore[arg-type]
-    handle.remove()
-    with pytest.raises(SecondOwnerError, match=r"SGD.step\(\) was called"):
-        optimizer.step()
-
-
-def test_detaching_twice_is_harmless() -> None:
-    owner, parameter, optimizer = plain_owner()
-    owner.detach()
-    owner.detach()
-    parameter.sum().backward()
-    optimizer.step()
-    assert parameter == 0.0
-
-
-def test_attaching_again_does_not_guard_twice() -> None:
-    owner, parameter, optimizer = plain_owner()
-    owner.attach([parameter], [optimizer], [None])
-    owner.detach()
-    parameter.sum().backward()
-    optimizer.step()
-
-
-def test_every_parameter_in_charge_is_zeroed() -> None:
-    owner, parameter, _ = plain_owner()
-    owner.detach()
-    parameter.grad = torch.ones(1)
-    owner.zero_gradients()
-    assert parameter.grad is None
-
-
-def test_gradients_do_not_add_up_over_batches() -> None:
-    gradients: list[float] = []
-    what = strategy(
-        models=ConstGrad(),
-        loss_fn=constant_loss(),
-        optimizer_configs=sgd(1.0),
-        hooks=[At(Stage.AFTER_BACKWARD, lambda ctx: gradients.append(float(ctx.model.w.grad)))],
-    )
-    run(what, batches(1, 1, 1, energies=[-1e6] * 3), callbacks=[])
-    assert gradients == [1.0, 1.0, 1.0]
-
-
-def test_validation_keeps_the_gradients_of_training() -> None:
-    kept: list[bool] = []
-
-    def compare(ctx: Any) -> None:
-        kept.append(torch.equal(ctx.model.w.grad, before[-1]))
-
-    before: list[Tensor] = []
-    what = strategy(
-        num_steps=2,
-        validation_config=ValidationConfig(validation_data=batches(2), every_n_steps=1, grad_mode="enabled"),
-        hooks=[
-            At(Stage.AFTER_BATCH, lambda ctx: before.append(ctx.model.w.grad.clone())),
-            At(Stage.AFTER_VALIDATION, compare),
-        ],
-    )
-    run(what, batches(1, 1))
-    assert kept == [True, True]
