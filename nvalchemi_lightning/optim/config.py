@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from inspect import Parameter
 from typing import Any
@@ -150,7 +151,14 @@ class OptimizerConfig(StrictModel):
     @field_validator("optimizer_cls", mode="before", json_schema_input_type=str)
     @classmethod
     def _optimizer_class(cls, value: Any) -> Any:
-        return _class_of(value, Optimizer, "optimizer_cls", "torch.optim.AdamW")
+        found = _class_of(value, Optimizer, "optimizer_cls", "torch.optim.AdamW")
+        closure = inspect.signature(found.step).parameters.get("closure")
+        if closure is not None and closure.default is closure.empty:
+            raise ConfigurationError(
+                f"{found.__name__} evaluates the loss several times per step, but a training batch has one forward and "
+                "one backward pass; choose an optimizer whose step needs no closure"
+            )
+        return found
 
     @field_validator("scheduler_cls", mode="before", json_schema_input_type=str | None)
     @classmethod

@@ -355,3 +355,8 @@ def test_b17_frozen_parameters_never_enter_an_optimizer(parameters: list[nn.Para
 )
 def test_b51_uses_validation_metric(scheduler_cls: type | None, expected: bool) -> None:
     assert uses_validation_metric(scheduler_cls) is expected
+
+
+def test_an_optimizer_that_needs_a_closure_is_refused() -> None:
+    with pytest.raises(ValidationError, match="LBFGS evaluates the loss several times per step"):
+        OptimizerConfig(optimizer_cls=torch.optim.LBFGS)
