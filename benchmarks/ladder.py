@@ -29,6 +29,7 @@ FIVE = (
     TrainingStage.AFTER_BACKWARD,
     TrainingStage.AFTER_OPTIMIZER_STEP,
 )
+LOG_EVERY = 10
 
 
 class Automatic(LightningModule):
@@ -81,10 +82,10 @@ class EmptyHook:
 
 
 class LogOne:
-    """A hook that logs one number of its own at every step."""
+    """A hook that logs one number of its own as often as the module logs its four."""
 
     stage = TrainingStage.AFTER_LOSS
-    frequency = 1
+    frequency = LOG_EVERY
 
     def __call__(self, ctx: Any, stage: TrainingStage) -> None:
         """Log the loss under another name."""
@@ -119,7 +120,7 @@ def rungs() -> list[Rung]:
     """Return the ladder, bottom first."""
     batches = make_batches()
     tensors = [as_tensors(batch) for batch in batches]
-    logged = {"logger": NoOpLogger(), "log_every_n_steps": 10}
+    logged = {"logger": NoOpLogger(), "log_every_n_steps": LOG_EVERY}
     return [
         Rung("plain loop, tensors", plain_tensors, tensors),
         Rung("plain loop, our objects", plain(TINY), batches, "plain loop, tensors", 150),
@@ -129,7 +130,7 @@ def rungs() -> list[Rung]:
         Rung("ours, 1 stage observed", ours(TINY, EmptyHook(FIVE[:1])), batches, "Lightning, manual"),
         Rung("ours, 5 stages observed", ours(TINY, EmptyHook(FIVE)), batches, "Lightning, manual"),
         Rung("ours, every stage observed", ours(TINY, EmptyHook(OBSERVABLE)), batches, "Lightning, manual", 120),
-        # Five values at every tenth step: 20 us each are 10 us per step.
+        # Five values every ten steps: 20 us each are 10 us per step.
         Rung("ours, 5 scalars every 10 steps", ours(TINY, LogOne(), **logged), batches, "ours", 10),
     ]
 
