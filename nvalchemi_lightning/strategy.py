@@ -8,11 +8,12 @@ from types import TracebackType
 from typing import Any, Self
 
 from lightning.pytorch import Trainer
-from lightning.pytorch.callbacks import ProgressBar, TQDMProgressBar
+from lightning.pytorch.callbacks import ProgressBar
 from pydantic import PrivateAttr, model_validator
 
 from nvalchemi_lightning import _lightning, checkpoint, strategy_spec
 from nvalchemi_lightning.batch_step import BatchStep
+from nvalchemi_lightning.callbacks.progress import TimedProgressBar
 from nvalchemi_lightning.errors import ConfigurationError, TrainingStateError
 from nvalchemi_lightning.feeding import as_loader
 from nvalchemi_lightning.model_inputs import check_metric_schedulers
@@ -211,5 +212,5 @@ class TrainingStrategy(TrainingRecipe):
         callbacks = [*self.lightning_callbacks, *options.pop("callbacks", ())]
         own_bar = any(isinstance(callback, ProgressBar) for callback in callbacks)
         if options.get("enable_progress_bar", True) and not own_bar:
-            callbacks.append(TQDMProgressBar())
+            callbacks.append(TimedProgressBar())
         return {**defaults, **options, "callbacks": callbacks}
