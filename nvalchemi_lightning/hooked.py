@@ -12,8 +12,9 @@ from torch import Tensor
 
 from nvalchemi_lightning.counted import CountedRecipe
 from nvalchemi_lightning.errors import ConfigurationError, ConfigurationTypeError
-from nvalchemi_lightning.hooks.lifecycle import HookLifecycle
+from nvalchemi_lightning.hooks.lifecycle import HookLifecycle, each_hook
 from nvalchemi_lightning.hooks.registry import HookRegistry
+from nvalchemi_lightning.hooks.update import TrainingUpdateOrchestrator
 from nvalchemi_lightning.requests import RunRequests
 from nvalchemi_lightning.stages import TrainingStage
 
@@ -26,7 +27,8 @@ class HookedRecipe(CountedRecipe):
     Attributes
     ----------
     hooks : iterable
-        Hooks in firing order; Lightning callbacks among them are handed to the Trainer.
+        Hooks in firing order. All update hooks are composed into one `TrainingUpdateOrchestrator` at the position of
+        the first; Lightning callbacks are handed to the Trainer.
     """
 
     hooks: list[Any] = Field(default_factory=list)
@@ -78,8 +80,8 @@ class HookedRecipe(CountedRecipe):
 
         Parameters
         ----------
-        hook : Hook or lightning.pytorch.Callback
-            A callback is handed to the Trainer of the next run.
+        hook : Hook, TrainingUpdateHook, TrainingUpdateOrchestrator or lightning.pytorch.Callback
+            An update hook joins the others in one orchestrator; a callback is handed to the Trainer of the next run.
         stage : TrainingStage, optional
             Overrides ``hook.stage``.
 
@@ -90,15 +92,23 @@ class HookedRecipe(CountedRecipe):
         """
         if _is_lightning_callback(hook):
             self._register_callback(hook, stage)
+            self.hooks.append(hook)
         else:
-            self.registry.register(hook, stage, workflow=self)
-            with ExitStack() as undo:
-                undo.callback(self.registry.remove, hook)
-                self.lifecycle.add(hook)
-                undo.pop_all()
-        self.hooks.append(hook)
+            self._register_hook(hook, stage)
         if self._on_new_hook is not None:
             self._on_new_hook()
+
+    def _register_hook(self, hook: Any, stage: TrainingStage | None) -> None:
+        before = self.registry.register(hook, stage, workflow=self)
+        with ExitStack() as undo:
+            undo.callback(self.registry.restore, before)
+            self.lifecycle.add(hook)
+            undo.pop_all()
+        policy = self.registry.policy
+        self.hooks[:] = [policy if isinstance(known, TrainingUpdateOrchestrator) else known for known in self.hooks]
+        added = hook if any(hook is known for known in self.registry) else policy
+        if not any(added is known for known in self.hooks):
+            self.hooks.append(added)
 
     def _register_callback(self, callback: Any, stage: TrainingStage | None) -> None:
         if isinstance(callback, type):
@@ -116,7 +126,7 @@ class HookedRecipe(CountedRecipe):
 
     def prepare_hooks(self) -> None:
         """Let hooks look at the strategy before models are moved and ``SETUP`` fires."""
-        for hook in self.registry:
+        for hook in each_hook(self.registry):
             prepare = getattr(hook, "prepare_strategy", None)
             if prepare is not None:
                 prepare(self)

@@ -17,10 +17,14 @@ from torch.utils.hooks import RemovableHandle
 from nvalchemi_lightning.context import TrainContext
 from nvalchemi_lightning.errors import SecondOwnerError, TrainingStateError
 from nvalchemi_lightning.hooks.registry import HookRegistry
+from nvalchemi_lightning.hooks.update import has_gradients
 from nvalchemi_lightning.optim import step_lr_schedulers
 from nvalchemi_lightning.stages import TrainingStage
 
-__all__ = ["UpdateOwner", "UpdatePrimitives"]
+__all__ = ["MAX_IDLE_BATCHES", "UpdateOwner", "UpdatePrimitives"]
+
+MAX_IDLE_BATCHES = 1000
+"""So many batches in a row may pass without an optimizer step; then a run ends with an error."""
 
 
 class UpdatePrimitives(Protocol):
@@ -70,6 +74,7 @@ class UpdateOwner:
         self._delegated = False
         self._accumulated = False
         self._stepped = False
+        self._idle = 0
 
     @classmethod
     def plain(cls, registry: HookRegistry) -> UpdateOwner:
@@ -104,12 +109,17 @@ class UpdateOwner:
         self._guards = []
 
     def zero_gradients(self) -> None:
-        """Drop the gradients of every parameter in charge."""
+        """Drop the gradients of every parameter in charge, unless an update hook vetoed it for this batch."""
+        policy = self._registry.policy
+        if policy is not None and policy.zeroing_skipped:
+            return
         for parameter in self._parameters:
             parameter.grad = None
 
     def backward(self, ctx: TrainContext) -> None:
         """Run the backward pass of this batch, by the claimant of ``DO_BACKWARD`` or by default.
+
+        Update hooks transform ``ctx.loss`` first.
 
         Raises
         ------
@@ -117,8 +127,8 @@ class UpdateOwner:
             If a claimant ran no backward pass, or the loss depends on nothing that trains.
         """
         claimant = self._registry.claimant(TrainingStage.DO_BACKWARD)
-        if claimant is None:
-            self._registry.stage = TrainingStage.DO_BACKWARD
+        if claimant is None or claimant is self._registry.policy:
+            self._registry.fire(TrainingStage.DO_BACKWARD, ctx)
             if ctx.loss is None or not ctx.loss.requires_grad:
                 raise TrainingStateError(
                     "the loss does not depend on a trainable parameter; look whether training_fn detaches its "
@@ -141,19 +151,42 @@ class UpdateOwner:
     def step(self, ctx: TrainContext) -> bool:
         """Step the optimizers and their time-based schedulers, by the claimant or by default.
 
+        Update hooks may veto it first. With ``ctx.grad_scaler`` every optimizer steps through the scaler, which is
+        then updated once; the scheduler of an optimizer that the scaler held back does not step.
+
         Returns
         -------
         bool
-            Whether an optimizer stepped.
+            Whether the step was taken: no veto, and no optimizer was held back.
+
+        Raises
+        ------
+        TrainingStateError
+            If `MAX_IDLE_BATCHES` in a row passed without a step.
         """
-        self._stepped = False
-        if self._registry.claimant(TrainingStage.DO_OPTIMIZER_STEP) is None:
+        claimant, policy = self._registry.claimant(TrainingStage.DO_OPTIMIZER_STEP), self._registry.policy
+        if claimant is None:
             self._registry.stage = TrainingStage.DO_OPTIMIZER_STEP
-            self._step_all()
+            stepped = self._step_all(None)
+        elif policy is not None and claimant is policy:
+            self._registry.fire(TrainingStage.DO_OPTIMIZER_STEP, ctx)
+            stepped = not policy.optimizer_step_skipped and self._step_all(ctx.grad_scaler)
+            policy.optimizer_step_skipped = not stepped
         else:
+            self._stepped = False
             with self._delegate():
                 self._registry.fire(TrainingStage.DO_OPTIMIZER_STEP, ctx)
-        return self._stepped
+            stepped = self._stepped
+        self._idle = 0 if stepped else self._idle + 1
+        if self._idle >= MAX_IDLE_BATCHES:
+            raise self._never_steps()
+        return stepped
+
+    def end_batch(self) -> None:
+        """Let update hooks give back what must not outlive a batch, also one that failed."""
+        policy = self._registry.policy
+        if policy is not None:
+            policy.end_batch()
 
     def consume(self, action: str) -> None:
         """Take the permit for ``action`` (``"backward"`` or ``"optimizer_step"``).
@@ -185,13 +218,45 @@ class UpdateOwner:
         finally:
             self._may_accumulate = False
 
-    def _step_all(self) -> None:
-        for optimizer in self._optimizers:
-            self._may_step.add(id(optimizer))
-            with self._request("optimizer_step"):
-                self._primitives.optimizer_step(optimizer, _no_closure)
-            self._may_step.discard(id(optimizer))
-        step_lr_schedulers(self._schedulers)
+    def _step_all(self, scaler: Any) -> bool:
+        if scaler is None:
+            taken = [self._step_one(optimizer, optimizer) for optimizer in self._optimizers]
+        else:
+            taken = self._step_scaled(scaler)
+        step_lr_schedulers(scheduler for scheduler, stepped in zip(self._schedulers, taken, strict=True) if stepped)
+        return bool(taken) and all(taken)
+
+    def _step_scaled(self, scaler: Any) -> list[bool]:
+        # A scaler complains about optimizers without gradients: it has nothing to look at.
+        scaled = [has_gradients(optimizer) for optimizer in self._optimizers]
+        taken = [
+            self._step_one(optimizer, _ScaledOptimizer(optimizer, scaler) if through else optimizer)
+            for optimizer, through in zip(self._optimizers, scaled, strict=True)
+        ]
+        if any(scaled):
+            scaler.update()
+        return taken
+
+    def _step_one(self, optimizer: Optimizer, face: Any) -> bool:
+        """Step one optimizer, through ``face``, and return whether it did."""
+        self._stepped = False
+        self._may_step.add(id(optimizer))
+        with self._request("optimizer_step"):
+            self._primitives.optimizer_step(face, _no_closure)
+        self._may_step.discard(id(optimizer))
+        return self._stepped
+
+    def _never_steps(self) -> TrainingStateError:
+        policy = self._registry.policy
+        vetoed_by = policy.vetoed_by if policy is not None else ""
+        why = f"the last one was vetoed by {vetoed_by}" if vetoed_by else "the gradients of the last one are not finite"
+        claimant = self._registry.claimant(TrainingStage.DO_OPTIMIZER_STEP)
+        if claimant is not policy:
+            why = f"{type(claimant).__name__} claims DO_OPTIMIZER_STEP and stepped no optimizer"
+        return TrainingStateError(
+            f"{self._idle} batches in a row passed without an optimizer step, so the run would never reach its target; "
+            f"{why}. Look at what that hook waits for, or at the losses of these batches"
+        )
 
     @contextmanager
     def _request(self, action: str) -> Iterator[None]:
@@ -219,7 +284,9 @@ class UpdateOwner:
         if id(optimizer) not in self._may_step and not self._delegated:
             raise self._second_owner(f"{type(optimizer).__name__}.step() was called")
         self._may_step.discard(id(optimizer))
-        self._stepped = True
+        # A fused optimizer is told by the scaler and holds itself back, on the device.
+        held_back = getattr(optimizer, "found_inf", None)
+        self._stepped = held_back is None or not bool(held_back)
 
     def _second_owner(self, what: str) -> SecondOwnerError:
         stage = self._registry.stage
@@ -248,6 +315,22 @@ class _TorchPrimitives:
 
     def post_backward(self, closure_loss: Any) -> None:
         """Nothing to finish on one device."""
+
+
+class _ScaledOptimizer:
+    """An optimizer whose step goes through a gradient scaler; anything else is the optimizer's own."""
+
+    def __init__(self, optimizer: Optimizer, scaler: Any) -> None:
+        self._optimizer, self._scaler = optimizer, scaler
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        # Lightning's closure tells its callbacks that the step comes; it computes nothing.
+        if closure is not None:
+            closure()
+        return self._scaler.step(self._optimizer)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._optimizer, name)
 
 
 def _no_closure() -> None:

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
 
-from nvalchemi_lightning.hooks.protocol import Hook
-from nvalchemi_lightning.hooks.registry import HookRegistry
+__all__ = ["HookLifecycle", "each_hook"]
 
-__all__ = ["HookLifecycle"]
+
+def each_hook(hooks: Iterable[Any]) -> Iterator[Any]:
+    """Yield every hook, in the place of an orchestrator the hooks that it composes.
+
+    Parameters
+    ----------
+    hooks : iterable
+        Hooks in registration order.
+    """
+    for hook in hooks:
+        if hasattr(hook, "iter_hooks"):
+            yield from hook.iter_hooks()
+        else:
+            yield hook
 
 
 class HookLifecycle:
@@ -18,10 +31,15 @@ class HookLifecycle:
     Hooks are entered in registration order and left in reverse. A failure on the way in leaves the hooks that
     were entered; a failure on the way out does not keep the others from being left; an exception of the run is
     never suppressed by a hook.
+
+    Parameters
+    ----------
+    hooks : iterable
+        Hooks in registration order, walked through whenever the context is opened.
     """
 
-    def __init__(self, registry: HookRegistry) -> None:
-        self._registry = registry
+    def __init__(self, hooks: Iterable[Any]) -> None:
+        self._hooks = hooks
         self._stack: ExitStack | None = None
         self._depth = 0
 
@@ -33,16 +51,20 @@ class HookLifecycle:
     def __enter__(self) -> HookLifecycle:
         if self._stack is None:
             with ExitStack() as stack:
-                for hook in self._registry:
+                for hook in each_hook(self._hooks):
                     _enter(stack, hook)
                 self._stack = stack.pop_all()
         self._depth += 1
         return self
 
-    def add(self, hook: Hook) -> None:
+    def add(self, hook: Any) -> None:
         """Enter a hook that was registered while the context is open."""
-        if self._stack is not None:
-            _enter(self._stack, hook)
+        if self._stack is None:
+            return
+        with ExitStack() as stack:
+            for each in each_hook([hook]):
+                _enter(stack, each)
+            self._stack.push(stack.pop_all())
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -8,7 +8,9 @@ from typing import Any
 
 from nvalchemi_lightning.context import TrainContext
 from nvalchemi_lightning.errors import ConfigurationError, ConfigurationTypeError, TrainingStateError, nearest
+from nvalchemi_lightning.hooks.lifecycle import each_hook
 from nvalchemi_lightning.hooks.protocol import Hook
+from nvalchemi_lightning.hooks.update import TrainingUpdateHook, TrainingUpdateOrchestrator, fold
 from nvalchemi_lightning.stages import REPLACEMENT_STAGES, STAGES, TrainingStage
 
 __all__ = ["HookRegistry", "runs_on", "stray_stop_iteration"]
@@ -40,6 +42,8 @@ class HookRegistry:
         The stage that fired last. Only the registry and the owner of updates write it.
     validations : int
         Validation passes so far, for the frequency of hooks at ``AFTER_VALIDATION``. The evaluation counts them.
+    policy : TrainingUpdateOrchestrator or None
+        All update hooks in one, at the position of the first of them.
     """
 
     def __init__(self) -> None:
@@ -47,6 +51,7 @@ class HookRegistry:
         self._table: dict[TrainingStage, tuple[Hook, ...]] = dict.fromkeys(TrainingStage, ())
         self.validations = 0
         self.stage: TrainingStage | None = None
+        self.policy: TrainingUpdateOrchestrator | None = None
 
     def __iter__(self) -> Iterator[Hook]:
         return iter(self._hooks)
@@ -88,17 +93,24 @@ class HookRegistry:
             return ctx.epoch
         return self.validations if counted_by == "validation" else 0
 
-    def register(self, hook: Hook, stage: TrainingStage | None = None, *, workflow: Any = None) -> None:
-        """Check a hook, tell it about the workflow and append it.
+    def register(
+        self, hook: Hook | TrainingUpdateHook, stage: TrainingStage | None = None, *, workflow: Any = None
+    ) -> list[Hook]:
+        """Check a hook, tell it about the workflow and append it; update hooks are folded into one orchestrator.
 
         Parameters
         ----------
-        hook : Hook
+        hook : Hook, TrainingUpdateHook or TrainingUpdateOrchestrator
             The hook.
         stage : TrainingStage, optional
             Assigned to ``hook.stage`` once the hook has passed every check.
         workflow : object, optional
             Handed to ``hook.on_register`` where that exists.
+
+        Returns
+        -------
+        list of Hook
+            The hooks without this one, for `restore`.
 
         Raises
         ------
@@ -106,22 +118,25 @@ class HookRegistry:
             If the object is no hook, has no stage, or its stage is not a `TrainingStage`.
         ConfigurationError
             If its frequency is not a positive integer, it is registered already, ``stage`` cannot be set on it,
-            or it claims a replacement stage that has an owner.
+            it claims a replacement stage that has an owner, or it is an update hook that excludes another.
         """
         self._check(hook, stage)
         if stage is not None:
             _assign_stage(hook, stage)
-        on_register = getattr(hook, "on_register", None)
-        if on_register is not None:
-            on_register(workflow)
-        self._hold([*self._hooks, hook])
+        for each in each_hook([hook]):
+            on_register = getattr(each, "on_register", None)
+            if on_register is not None:
+                on_register(workflow)
+        before = self._hooks
+        self._hold(self._joined(hook))
+        return before
 
-    def remove(self, hook: Hook) -> None:
-        """Forget a hook; nothing happens if it is not registered."""
-        self._hold([known for known in self._hooks if known is not hook])
+    def restore(self, hooks: Iterable[Hook]) -> None:
+        """Hold these hooks again, as before a registration that failed."""
+        self._hold(list(hooks))
 
     @classmethod
-    def check_together(cls, hooks: Iterable[Hook]) -> None:
+    def check_together(cls, hooks: Iterable[Hook | TrainingUpdateHook]) -> None:
         """Check hooks as if they were registered one after the other; none of them is told or changed.
 
         Raises
@@ -132,22 +147,45 @@ class HookRegistry:
         trial = cls()
         for hook in hooks:
             trial._check(hook, None)
-            trial._hold([*trial._hooks, hook])
+            trial._hold(trial._joined(hook))
+
+    def _joined(self, hook: Any) -> list[Hook]:
+        """Return the hooks with one more; update hooks share the place of the first of them."""
+        if not isinstance(hook, TrainingUpdateHook | TrainingUpdateOrchestrator):
+            return [*self._hooks, hook]
+        policy = fold(self.policy, hook)
+        if self.policy is None:
+            return [*self._hooks, policy]
+        return [policy if known is self.policy else known for known in self._hooks]
 
     def _hold(self, hooks: list[Hook]) -> None:
         self._hooks = hooks
+        self.policy = next((hook for hook in hooks if isinstance(hook, TrainingUpdateOrchestrator)), None)
         self._table = {stage: tuple(hook for hook in hooks if runs_on(hook, stage)) for stage in TrainingStage}
 
-    def _check(self, hook: Hook, stage: TrainingStage | None) -> None:
+    def _check(self, hook: Any, stage: TrainingStage | None) -> None:
+        if not isinstance(hook, TrainingUpdateHook | TrainingUpdateOrchestrator):
+            self._check_plain(hook, stage)
+            return
+        if stage is not None:
+            raise ConfigurationError(
+                f"stage= is not supported for TrainingUpdateHook and TrainingUpdateOrchestrator; register "
+                f"{type(hook).__name__} without stage={stage!r}, it is asked at the stages of the update"
+            )
+        for each in each_hook([hook]):
+            _check_on_register(each)
+        policy = fold(self.policy, hook)
+        if self.policy is None:
+            self._check_plain(policy, None)
+
+    def _check_plain(self, hook: Hook, stage: TrainingStage | None) -> None:
         name = type(hook).__name__
         _check_frequency(hook)
         if any(hook is known for known in self._hooks):
             raise ConfigurationError(
                 f"{name} is registered already and would fire twice; hooks must not contain duplicates"
             )
-        on_register = getattr(hook, "on_register", None)
-        if on_register is not None and not callable(on_register):
-            raise ConfigurationTypeError(f"{name}.on_register must be callable; got {on_register!r}")
+        _check_on_register(hook)
         decides = getattr(hook, "_runs_on_stage", None) is not None
         if decides and stage is not None:
             raise ConfigurationError(f"{name} decides its stages itself; register it without stage={stage!r}")
@@ -188,6 +226,12 @@ def _check_frequency(hook: Any) -> None:
         )
 
 
+def _check_on_register(hook: Any) -> None:
+    on_register = getattr(hook, "on_register", None)
+    if on_register is not None and not callable(on_register):
+        raise ConfigurationTypeError(f"{type(hook).__name__}.on_register must be callable; got {on_register!r}")
+
+
 def _check_stage(name: str, stage: Enum | None) -> None:
     if stage is None:
         raise ConfigurationTypeError(
@@ -198,7 +242,7 @@ def _check_stage(name: str, stage: Enum | None) -> None:
         raise ConfigurationTypeError(f"{name}: training only accepts TrainingStage stages; got {stage!r}{hint}")
 
 
-def _assign_stage(hook: Hook, stage: TrainingStage) -> None:
+def _assign_stage(hook: Any, stage: TrainingStage) -> None:
     try:
         hook.stage = stage
     except AttributeError as error:
