@@ -127,7 +127,7 @@ def check_cutoff(cutoff: float) -> None:
         raise ConfigurationError(f"cutoff must be a positive number of Angstrom, got {cutoff!r}")
 
 
-def edge_vectors(data: Any, edges: Tensor, shifts: Tensor | None, batch_idx: Tensor | None) -> Tensor:
+def edge_vectors(data: Any, edges: Tensor, shifts: Tensor | None, batch_idx: Tensor) -> Tensor:
     """Return the vector of each edge from source to target.
 
     Parameters
@@ -138,8 +138,8 @@ def edge_vectors(data: Any, edges: Tensor, shifts: Tensor | None, batch_idx: Ten
         Pairs (source, target), int64, shape (E, 2).
     shifts : Tensor or None
         Lattice images S of the targets, shape (E, 3); None for no periodicity.
-    batch_idx : Tensor or None
-        Structure of each atom, int64, shape (V,); None for a single structure.
+    batch_idx : Tensor
+        Structure of each atom, int64, shape (V,).
 
     Returns
     -------
@@ -151,8 +151,6 @@ def edge_vectors(data: Any, edges: Tensor, shifts: Tensor | None, batch_idx: Ten
     cell = getattr(data, "cell", None)
     if shifts is None or cell is None:
         return vectors
-    if batch_idx is None:
-        return vectors.add(shifts.to(vectors.dtype) @ cell.reshape(3, 3))
     cells = cell.index_select(0, batch_idx.index_select(0, source))
     return vectors.add((shifts.to(vectors.dtype).unsqueeze(2) * cells).sum(1))
 
@@ -213,11 +211,11 @@ def _complete_cell(cell: NDArray[np.float64], pbc: NDArray[np.bool_], number: in
     if not pbc.any():
         return _NO_CELL
     # The last right singular vectors span what the periodic lattice vectors leave out.
-    _, sizes, directions = np.linalg.svd(cell[pbc])
+    _, sizes, directions = np.linalg.svd(np.nan_to_num(cell[pbc], nan=0.0, posinf=0.0, neginf=0.0))
     if sizes[-1] <= 1e-6 * sizes[0]:
         raise DataError(
             f"structure {number} of the batch has pbc {pbc.tolist()}, but the lattice vectors of those directions are "
-            f"zero or linearly dependent: {cell.tolist()}"
+            f"zero, not finite or linearly dependent: {cell.tolist()}"
         )
     complete = cell.copy()
     complete[~pbc] = directions[len(sizes) :]

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nvalchemi_lightning.errors import DataError
 from nvalchemi_lightning.models.differentiation import savable
 from nvalchemi_lightning.neighbors import edge_vectors, neighbor_list
 
@@ -61,14 +62,23 @@ class AtomGraph:
             The structures. It is not changed.
         cutoff : float
             Largest distance of that search [A].
+
+        Raises
+        ------
+        DataError
+            If a periodic batch brings edges without their lattice images.
         """
         edges, shifts = getattr(data, "neighbor_list", None), getattr(data, "neighbor_list_shifts", None)
+        cell, pbc = getattr(data, "cell", None), getattr(data, "pbc", None)
         if edges is None:
             edges, shifts = neighbor_list(data, cutoff)
+        elif shifts is None and pbc is not None and bool(pbc.any()):
+            raise DataError(
+                "the batch is periodic and has neighbor_list but no neighbor_list_shifts; give both"
+            )
         structure = structure_of_atoms(data)
         edges = savable(edges.long())
         source, target = edges.t().contiguous().unbind(0)
-        cell, pbc = getattr(data, "cell", None), getattr(data, "pbc", None)
         return cls(
             numbers=savable(data.atomic_numbers.long()),
             structure=structure,

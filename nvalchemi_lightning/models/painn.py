@@ -18,7 +18,7 @@ from nvalchemi_lightning.models.differentiation import (
     stress_of_edges,
 )
 from nvalchemi_lightning.models.graph import AtomGraph
-from nvalchemi_lightning.models.layers import Edges, ElementMessage, Message, RadialBasis, Update
+from nvalchemi_lightning.models.layers import Edges, ElementMessage, Message, RadialBasis, Readout, Update
 from nvalchemi_lightning.models.statistics import AtomicStatistics
 from nvalchemi_lightning.neighbors import check_cutoff
 
@@ -112,7 +112,7 @@ class PaiNN(nn.Module, BaseModelMixin):
         self.num_radial = num_radial
         self.cutoff = cutoff
         self.elements = None if elements is None else known
-        self.reference_energies = None if reference_energies is None else tuple(reference_energies)
+        self.reference_energies = None if reference_energies is None else tuple(map(float, reference_energies))
         self.scale = scale
         self.neighbors_per_atom = neighbors_per_atom
         self.model_config = ModelConfig(
@@ -135,14 +135,14 @@ class PaiNN(nn.Module, BaseModelMixin):
     def _build(self, num_elements: int) -> None:
         hidden, num_radial = self.hidden, self.num_radial
         self.embedding = nn.Embedding(num_elements, hidden)
-        self.radial = RadialBasis(num_radial, self.cutoff)
+        # Sums over n independent messages have the size of one message after division by the root of n.
+        self.radial = RadialBasis(num_radial, self.cutoff, amplitude=self.neighbors_per_atom**-0.5)
         self.first_message = ElementMessage(num_elements, hidden, num_radial)
         self.messages = nn.ModuleList(Message(hidden, num_radial) for _ in range(self.num_layers - 1))
         self.updates = nn.ModuleList(
             Update(hidden, last=layer == self.num_layers - 1) for layer in range(self.num_layers)
         )
-        self.readout = nn.Sequential(nn.Linear(hidden, hidden // 2), nn.SiLU(), nn.Linear(hidden // 2, 1, bias=False))
-        self.apply(_initialize)
+        self.readout = Readout(hidden)
 
     @classmethod
     def from_statistics(cls, statistics: AtomicStatistics, **options: Any) -> Self:
@@ -159,7 +159,8 @@ class PaiNN(nn.Module, BaseModelMixin):
         found = {
             "elements": statistics.elements,
             "reference_energies": statistics.reference_energies,
-            "scale": next((scale for scale in scales if math.isfinite(scale) and scale > 0), 1.0),
+            # A NaN compares as False, so absent labels are passed over.
+            "scale": next((scale for scale in scales if scale > 0), 1.0),
         }
         if statistics.neighbors_per_atom > 0:
             found["neighbors_per_atom"] = statistics.neighbors_per_atom
@@ -257,14 +258,6 @@ def _stress(gradient: Tensor, graph: AtomGraph) -> Tensor:
     return stress_of_edges(gradient, graph.vectors, structure, graph.cell, graph.pbc)
 
 
-def _initialize(module: nn.Module) -> None:
-    """Start so that features keep their size from layer to layer."""
-    if isinstance(module, nn.Linear):
-        nn.init.xavier_uniform_(module.weight)
-        if module.bias is not None:
-            nn.init.zeros_(module.bias)
-
-
 def _check_sizes(**sizes: float) -> None:
     for name, size in sizes.items():
         if not size > 0:
@@ -272,7 +265,7 @@ def _check_sizes(**sizes: float) -> None:
 
 
 def _checked_elements(elements: Sequence[int] | None, energies: Sequence[float] | None) -> tuple[int, ...]:
-    known = tuple(range(1, _LARGEST + 1)) if elements is None else tuple(elements)
+    known = tuple(range(1, _LARGEST + 1)) if elements is None else tuple(map(int, elements))
     wrong = [element for element in known if not 1 <= element <= _LARGEST]
     if wrong or not known or len(set(known)) < len(known):
         raise ConfigurationError(f"elements must be distinct atomic numbers from 1 to {_LARGEST}, got {known}")

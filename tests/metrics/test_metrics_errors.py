@@ -13,9 +13,9 @@ from nvalchemi_lightning.errors import DataError
 from nvalchemi_lightning.metrics import (
     EnergyMAE,
     EnergyRMSE,
+    ErrorMetric,
     ForcesMAE,
     ForcesRMSE,
-    ErrorMetric,
     StressMAE,
     StressRMSE,
 )

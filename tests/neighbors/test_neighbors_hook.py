@@ -18,7 +18,7 @@ from nvalchemi_lightning.hooks import Hook
 from nvalchemi_lightning.hooks.neighbor_list import NeighborListHook
 from nvalchemi_lightning.models.base import NeighborConfig
 from nvalchemi_lightning.neighbors import neighbor_list
-from nvalchemi_lightning.specs import create_model_spec, create_model_spec_from_json, dotted_path
+from nvalchemi_lightning.specs import create_model_spec, create_model_spec_from_json
 from nvalchemi_lightning.stages import TrainingStage
 
 STAGE = TrainingStage.BEFORE_FORWARD
@@ -170,5 +170,6 @@ def test_transform_checks_its_cutoff() -> None:
 def test_hooks_of_sample_job_specs_build(shared: Path, name: str) -> None:
     job = json.loads((shared / "samples" / "cli" / f"{name}.json").read_text())
     (form,) = [hook["spec"] for hook in job["source"]["hooks"] if "NeighborListHook" in hook["spec"]["cls_path"]]
-    form["cls_path"] = dotted_path(NeighborListHook)
-    assert create_model_spec_from_json(form).build().cutoff > 0
+    hook = create_model_spec_from_json(form).build()
+    assert isinstance(hook, NeighborListHook)
+    assert hook.cutoff == 6.0
