@@ -176,8 +176,8 @@ class EMAHook(StrictModel, TrainingUpdateHook):
     def _source(self, models: Mapping[str, nn.Module]) -> nn.Module:
         if self.model_key not in models:
             raise LabelNotFoundError(
-                f"EMAHook(model_key={self.model_key!r}): there is no such model{nearest(self.model_key, models)}; "
-                f"available keys: {sorted(models)}"
+                f"EMAHook(model_key={self.model_key!r}): there is no such model; available keys: "
+                f"{sorted(models)}{nearest(self.model_key, models)}"
             )
         return unwrap_model(models[self.model_key])
 

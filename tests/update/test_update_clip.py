@@ -24,7 +24,7 @@ def test_one_limit_is_required(limits: dict[str, float]) -> None:
 @pytest.mark.parametrize("name", ["max_norm", "max_value"])
 @pytest.mark.parametrize("limit", [0.0, -1.0, float("inf"), float("nan")])
 def test_a_limit_is_positive_and_finite(name: str, limit: float) -> None:
-    with pytest.raises(ValidationError, match="greater than 0|finite number"):
+    with pytest.raises(ValidationError, match=r"greater than 0|finite number"):
         GradientClipHook(**{name: limit})
 
 

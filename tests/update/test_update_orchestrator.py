@@ -88,7 +88,7 @@ def test_a_key_is_exclusive() -> None:
 def test_a_hook_is_there_once() -> None:
     """B-18 of the contract: an average updated twice per step."""
     hook = Noting()
-    with pytest.raises(ConfigurationError, match="Noting is registered already .* must not contain duplicates"):
+    with pytest.raises(ConfigurationError, match=r"Noting is registered already .* must not contain duplicates"):
         TrainingUpdateOrchestrator(hook, hook)
 
 
@@ -106,7 +106,9 @@ def test_only_one_orchestrator_is_composed_by_hand() -> None:
     assert fold(None, by_hand) is by_hand
     folded = fold(by_hand, Noting())
     assert len(folded.hooks) == 2
-    with pytest.raises(ConfigurationError, match=r"Only one TrainingUpdateOrchestrator is allowed; compose .* with `\+`"):
+    with pytest.raises(
+        ConfigurationError, match=r"Only one TrainingUpdateOrchestrator is allowed; compose .* with `\+`"
+    ):
         fold(folded, TrainingUpdateOrchestrator())
     bare = fold(None, Noting())
     assert len(fold(bare, by_hand).hooks) == 2
@@ -185,7 +187,7 @@ def test_an_answer_is_a_pair(answer: Any) -> None:
 
 def test_a_loss_is_a_tensor() -> None:
     hook = Noting(DO_BACKWARD=(True, None))
-    with pytest.raises(ConfigurationTypeError, match="Noting did not provide a Tensor loss for DO_BACKWARD; got None."):
+    with pytest.raises(ConfigurationTypeError, match=r"Noting did not provide a Tensor loss for DO_BACKWARD; got None."):
         TrainingUpdateOrchestrator(hook)(context(), Stage.DO_BACKWARD)
 
 

@@ -141,7 +141,8 @@ class Noting(TrainingUpdateHook):
     def notes(self, *stages: TrainingStage) -> list[tuple[str, bool]]:
         """Return stage and ``will_skip`` of the calls of this hook."""
         wanted = {stage.name for stage in stages or UPDATE_STAGES}
-        return [(stage, skip) for name, stage, skip in self.log if name == self.name and stage in wanted]
+        calls = [entry for entry in self.log if len(entry) == 3]
+        return [(stage, skip) for name, stage, skip in calls if name == self.name and stage in wanted]
 
 
 class Accumulate(TrainingUpdateHook):
