@@ -73,9 +73,7 @@ class AtomGraph:
         if edges is None:
             edges, shifts = neighbor_list(data, cutoff)
         elif shifts is None and pbc is not None and bool(pbc.any()):
-            raise DataError(
-                "the batch is periodic and has neighbor_list but no neighbor_list_shifts; give both"
-            )
+            raise DataError("the batch is periodic and has neighbor_list but no neighbor_list_shifts; give both")
         structure = structure_of_atoms(data)
         edges = savable(edges.long())
         source, target = edges.t().contiguous().unbind(0)
