@@ -68,7 +68,7 @@ def train(data: list[AtomicData], validation: list[Batch], epochs: int) -> tuple
     """Train a model; return it and its validation errors by epoch."""
     torch.manual_seed(0)
     loader = DataLoader(data, batch_size=BATCH_SIZE, shuffle=True)
-    model = PaiNN.from_statistics(AtomicStatistics.fit(data, cutoff=CUTOFF), hidden=44, cutoff=CUTOFF)
+    model = PaiNN.from_statistics(AtomicStatistics.fit(data, cutoff=CUTOFF), hidden=46, cutoff=CUTOFF)
     errors = ValidationErrors()
     strategy = TrainingStrategy(
         models=model,
