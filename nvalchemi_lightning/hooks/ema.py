@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Annotated, Any, ClassVar
 
@@ -22,6 +22,10 @@ __all__ = ["EMAHook"]
 _STATE, _PARTIAL = "averaged_model_state", "averaged_model_state_load"
 # Files keep the average as `torch.optim.swa_utils.AveragedModel` does, which the reference uses.
 _COUNT, _PREFIX = "n_averaged", "module."
+
+
+_Slot = tuple[nn.Module, nn.Module, str]
+"""A module of the average, the live one, and the name of a buffer of both."""
 
 
 class EMAHook(StrictModel, TrainingUpdateHook):
@@ -80,7 +84,8 @@ class EMAHook(StrictModel, TrainingUpdateHook):
     _workflow: Any = PrivateAttr(default=None)
     _published: bool = PrivateAttr(default=False)
     _groups: list[tuple[list[Tensor], list[Tensor]]] = PrivateAttr(default_factory=list)
-    _constant: frozenset[int] = PrivateAttr(default=frozenset())
+    _mixed: list[_Slot] = PrivateAttr(default_factory=list)
+    _copied: list[_Slot] = PrivateAttr(default_factory=list)
 
     # Taking part in a run ---------------------------------------------------------------------------------------
 
@@ -194,13 +199,22 @@ class EMAHook(StrictModel, TrainingUpdateHook):
             if callable(modify):
                 modify()
             self._load_pending(averaged)
-            self._constant = frozenset(i for i, b in enumerate(source.buffers()) if not _may_be_averaged(b))
             self._averaged = averaged
+            self._sort_buffers(source, averaged)
         self._align(source, self._averaged)
         self._published = False
         if self._averages:
             self._publish(workflow, source, self._averaged)
         return self._averaged
+
+    def _sort_buffers(self, source: nn.Module, averaged: nn.Module) -> None:
+        """Note where buffers are kept: a model may put a new tensor there at any time."""
+        modules = dict(averaged.named_modules())
+        self._mixed, self._copied = [], []
+        for prefix, module in source.named_modules():
+            for name, buffer in module.named_buffers(recurse=False):
+                slots = self._mixed if self.use_buffers and _may_be_averaged(buffer) else self._copied
+                slots.append((modules[prefix], module, name))
 
     def _align(self, source: nn.Module, averaged: nn.Module) -> None:
         """Bring every averaged tensor to the device and floating dtype of the live one, and pair the parameters."""
@@ -222,16 +236,14 @@ class EMAHook(StrictModel, TrainingUpdateHook):
     def _update(self, ctx: Any) -> None:
         source = self._source(ctx.models)
         averaged = self._averaged if self._averaged is not None else self._set_up(ctx.models, ctx.workflow)
-        buffers = list(zip(averaged.buffers(), source.buffers(), strict=True))
-        averages = [pair for i, pair in enumerate(buffers) if self.use_buffers and i not in self._constant]
-        for average, live in chain(self._groups, _grouped(averages)):
-            if self._averages == 0:
+        first, share = self._averages == 0, 1.0 - self.decay
+        for average, live in chain(self._groups, _grouped(_tensors(self._mixed))):
+            if first:
                 torch._foreach_copy_(average, live)
             else:
-                torch._foreach_lerp_(average, live, 1.0 - self.decay)
-        for i, (average_buffer, live_buffer) in enumerate(buffers):
-            if not self.use_buffers or i in self._constant:
-                average_buffer.copy_(live_buffer)
+                torch._foreach_lerp_(average, live, share)
+        for average_buffer, live_buffer in _tensors(self._copied):
+            average_buffer.copy_(live_buffer)
         self._averages += 1
         self.num_updates += 1
         if not self._published:
@@ -241,6 +253,11 @@ class EMAHook(StrictModel, TrainingUpdateHook):
 def _may_be_averaged(buffer: Tensor) -> bool:
     # A mask of infinities would become NaN: inf - inf.
     return buffer.is_floating_point() and bool(buffer.isfinite().all())
+
+
+def _tensors(slots: Iterable[_Slot]) -> Iterator[tuple[Tensor, Tensor]]:
+    for averaged, live, name in slots:
+        yield getattr(averaged, name), getattr(live, name)
 
 
 def _grouped(pairs: Iterable[tuple[Tensor, Tensor]]) -> list[tuple[list[Tensor], list[Tensor]]]:

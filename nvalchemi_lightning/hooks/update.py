@@ -98,6 +98,8 @@ class TrainingUpdateOrchestrator:
         Whether gradients were left in place, and whether no step was taken, at the newest batch.
     vetoed_by : str
         The hooks that vetoed the newest step, empty if none did.
+    by_hand : bool
+        Whether a user composed it, or part of it.
 
     Raises
     ------
@@ -120,7 +122,7 @@ class TrainingUpdateOrchestrator:
         self.zeroing_skipped = False
         self.optimizer_step_skipped = False
         self.vetoed_by = ""
-        self._by_hand = True
+        self.by_hand = True
         self._lifecycle = HookLifecycle(self.hooks)
 
     @property
@@ -227,15 +229,15 @@ def fold(
     ConfigurationError
         If both were composed by hand, a hook is there twice, or two hooks exclude each other.
     """
-    by_hand = isinstance(hook, TrainingUpdateOrchestrator)
+    composed = isinstance(hook, TrainingUpdateOrchestrator)
     if present is None and isinstance(hook, TrainingUpdateOrchestrator):
         return hook
-    if present is not None and present._by_hand and by_hand:
+    if present is not None and present.by_hand and composed:
         raise ConfigurationError(
             "Only one TrainingUpdateOrchestrator is allowed; compose update hooks with `+` before registration."
         )
     folded = TrainingUpdateOrchestrator(hook) if present is None else TrainingUpdateOrchestrator(present, hook)
-    folded._by_hand = by_hand or (present is not None and present._by_hand)
+    folded.by_hand = composed or (present is not None and present.by_hand)
     if present is not None:
         folded.zeroing_skipped = present.zeroing_skipped
         folded.optimizer_step_skipped = present.optimizer_step_skipped
@@ -276,7 +278,7 @@ def _check_exclusive(hooks: tuple[TrainingUpdateHook, ...]) -> None:
                 f"{type(hook).__name__} is registered already and would act twice; update hooks must not contain "
                 "duplicates"
             )
-        key = hook._exclusive_update_key
+        key = hook._exclusive_update_key  # noqa: SLF001  private to hooks, and this is their registration
         if key is not None and by_key.setdefault(key, hook) is not hook:
             raise ConfigurationError(
                 f"Only one update hook with exclusive key {key!r} may be registered; got "

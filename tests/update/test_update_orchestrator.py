@@ -187,7 +187,8 @@ def test_an_answer_is_a_pair(answer: Any) -> None:
 
 def test_a_loss_is_a_tensor() -> None:
     hook = Noting(DO_BACKWARD=(True, None))
-    with pytest.raises(ConfigurationTypeError, match=r"Noting did not provide a Tensor loss for DO_BACKWARD; got None."):
+    message = "Noting did not provide a Tensor loss for DO_BACKWARD; got None"
+    with pytest.raises(ConfigurationTypeError, match=message):
         TrainingUpdateOrchestrator(hook)(context(), Stage.DO_BACKWARD)
 
 
