@@ -79,6 +79,7 @@ class EMAHook(StrictModel, TrainingUpdateHook):
     num_updates: int = Field(default=0, ge=0)
 
     _averaged: nn.Module | None = PrivateAttr(default=None)
+    _average_of: nn.Module | None = PrivateAttr(default=None)
     _averages: int = PrivateAttr(default=0)
     _pending: dict[str, Any] = PrivateAttr(default_factory=dict)
     _workflow: Any = PrivateAttr(default=None)
@@ -108,6 +109,8 @@ class EMAHook(StrictModel, TrainingUpdateHook):
         ------
         LabelNotFoundError
             If there is no such model. It is a `KeyError`.
+        TrainingStateError
+            If the hook holds the average of another model.
         """
         if stage is TrainingStage.SETUP:
             self._set_up(ctx.models, ctx.workflow)
@@ -194,6 +197,7 @@ class EMAHook(StrictModel, TrainingUpdateHook):
         """Return the average, built if there is none, on the devices of its model, and shown to validation."""
         source = self._source(models)
         if self._averaged is None:
+            self._average_of = source
             averaged = self._build_averaged_model(source).requires_grad_(False).eval()
             modify = getattr(averaged, "modify_ema_methods", None)
             if callable(modify):
@@ -201,6 +205,11 @@ class EMAHook(StrictModel, TrainingUpdateHook):
             self._load_pending(averaged)
             self._averaged = averaged
             self._sort_buffers(source, averaged)
+        elif source is not self._average_of:
+            raise TrainingStateError(
+                f"this EMAHook holds the average of another {type(self._average_of).__name__} than "
+                f"models[{self.model_key!r}]; make a new EMAHook, and load the state of this one into it to go on"
+            )
         self._align(source, self._averaged)
         self._published = False
         if self._averages:

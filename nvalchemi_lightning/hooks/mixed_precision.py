@@ -107,7 +107,7 @@ class MixedPrecisionHook(StrictModel, TrainingUpdateHook):
             for optimizer in () if will_skip else filter(has_gradients, ctx.optimizers):
                 self._scaler.unscale_(optimizer)
         elif stage is TrainingStage.AFTER_OPTIMIZER_STEP:
-            self._after_step()
+            self.end_batch()
         return True, ctx.loss
 
     def _open(self, ctx: Any) -> None:
@@ -127,18 +127,15 @@ class MixedPrecisionHook(StrictModel, TrainingUpdateHook):
             self._scaler.load_state_dict(state.get("scaler", self._scaler.state_dict()))
         return self._scaler
 
-    def _after_step(self) -> None:
-        self.end_batch()
-        # A veto by a later hook left gradients unscaled; without an update they could never be unscaled again, and
-        # infinite ones would never shrink the scale.
-        if self._scaler is not None and self._scaler.unscaled:
-            self._scaler.update()
-
     def end_batch(self) -> None:
-        """Leave autocast."""
+        """Leave autocast, and let the scaler forget gradients that were unscaled for a step that did not come."""
         autocast, self._autocast = self._autocast, None
         if autocast is not None:
             autocast.__exit__(None, None, None)
+        # After a veto by a later hook, or a failure: without an update gradients could never be unscaled again, and
+        # infinite ones would never shrink the scale.
+        if self._scaler is not None and self._scaler.unscaled:
+            self._scaler.update()
 
     def close(self) -> None:
         """Leave autocast; the scaler is kept for the next run."""

@@ -228,6 +228,28 @@ def test_a_subclass_may_build_the_copy_in_its_own_way() -> None:
     assert average_of(hook) == -1.0
 
 
+def test_the_average_of_another_model_is_refused() -> None:
+    hook = EMAHook(decay=0.5)
+    run(strategy(hook), constant(2))
+    message = r"holds the average of another ConstGrad than models\['main'\]; make a new EMAHook"
+    with pytest.raises(TrainingStateError, match=message):
+        run(strategy(hook), constant(1))
+    again = EMAHook(decay=0.5)
+    again.load_state_dict(hook.state_dict())
+    run(strategy(again), constant(1))
+    assert average_of(again) == 0.5 * -1.5 + 0.5 * -1.0
+
+
+def test_a_copy_of_a_strategy_goes_on_by_itself() -> None:
+    hook = EMAHook(decay=0.5)
+    what = run(strategy(hook), constant(2))
+    copied = copy.deepcopy(what)
+    copied.num_epochs = 2
+    run(copied, constant(2))
+    assert average_of(hook) == -1.5
+    assert average_of(copied.hooks[0].hooks[0]) == 0.5 * (0.5 * -1.5 + 0.5 * -3.0) + 0.5 * -4.0
+
+
 def test_a_late_hook_starts_at_its_first_step() -> None:
     hook = EMAHook()
     what = strategy(num_epochs=2)

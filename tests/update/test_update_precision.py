@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -28,10 +28,10 @@ from update_rigs import (
 
 from nvalchemi_lightning.context import TrainContext
 from nvalchemi_lightning.data import AtomicData, Batch
-from nvalchemi_lightning.errors import ConfigurationError
+from nvalchemi_lightning.errors import ConfigurationError, TrainingStateError
 from nvalchemi_lightning.hooks import EMAHook, GradientClipHook, MixedPrecisionHook, TrainingUpdateHook
 from nvalchemi_lightning.losses import EnergyMSELoss, ForceMSELoss
-from nvalchemi_lightning.models import PaiNN
+from nvalchemi_lightning.models import DemoModel, DemoModelWrapper, PaiNN
 from nvalchemi_lightning.stages import TrainingStage
 from nvalchemi_lightning.strategy import TrainingStrategy
 from nvalchemi_lightning.validation import ValidationConfig
@@ -220,7 +220,7 @@ def test_a_force_model_is_differentiated_twice(precision: str) -> None:
 class Spy(Net):
     """Notes the dtype of its matrix products."""
 
-    seen: list[Any]
+    seen: ClassVar[list[Any]] = []
 
     def forward(self, batch: Any) -> dict[str, Tensor]:
         self.seen.append(self.layers[0](batch.positions).dtype)
@@ -234,11 +234,9 @@ def test_validation_runs_in_the_precision_that_it_states(use: Any, averaged: boo
     config = ValidationConfig(
         validation_data=batches(2, seed=5, dtype=FLOAT), every_n_epochs=1, use_mixed_precision=use
     )
-    model = Spy()
-    model.seen = Spy.seen = []
-    del model.seen
+    Spy.seen.clear()
     hooks = [MixedPrecisionHook(precision="bf16"), *([EMAHook()] if averaged else [])]
-    what = run(network(*hooks, models=model, validation_config=config), batches(2, dtype=FLOAT))
+    what = run(network(*hooks, models=Spy(), validation_config=config), batches(2, dtype=FLOAT))
     summary = what.last_validation
     assert summary is not None
     assert summary["model_source"] == ("ema" if averaged else "live")
@@ -455,6 +453,36 @@ def test_the_scale_goes_on_over_runs_and_checkpoints(tmp_path: Path) -> None:
     again(ctx, Stage.BEFORE_BATCH, False)
     assert ctx.grad_scaler.get_scale() == 2.0**14
     again.end_batch()
+
+
+def test_a_resumed_run_goes_on_with_the_same_scale(tmp_path: Path) -> None:
+    def fresh() -> Any:
+        return network(
+            MixedPrecisionHook(precision="fp16"), models=DemoModelWrapper(DemoModel(hidden_dim=8)), num_steps=3
+        )
+
+    loader = batches(2, 3, 1, dtype=FLOAT)
+    half = run(fresh(), loader)
+    half.save_checkpoint(tmp_path)
+    half.num_steps = 6
+    run(half, loader)
+    hook = MixedPrecisionHook(precision="fp16")
+    again = TrainingStrategy.load_checkpoint(tmp_path, hooks=[hook], num_steps=6)
+    assert hook.state_dict()["scaler"]["_growth_tracker"] == 3
+    run(again, loader)
+    assert hook.state_dict() == half.hooks[0].hooks[0].state_dict()
+    for ours, theirs in zip(again.models["main"].parameters(), half.models["main"].parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_a_failure_between_unscaling_and_step_leaves_the_scaler_usable() -> None:
+    clip = GradientClipHook(max_norm=1.0, error_if_nonfinite=True)
+    what = strategy(MixedPrecisionHook(precision="fp16"), clip, Poison(1), models=ConstGrad(FLOAT), num_epochs=9)
+    with pytest.raises(TrainingStateError, match="gradient norm is inf"):
+        what.train_batch(constant(1, FLOAT)[0])
+    what.counters.batch_count = 1
+    what.train_batch(constant(1, FLOAT)[0])
+    assert w_of(what) == pytest.approx(-1.0, rel=1e-5)
 
 
 def test_another_precision_has_no_use_for_a_scale() -> None:
