@@ -136,8 +136,13 @@ def show(trainer: Trainer, numbers: Mapping[str, float]) -> None:
 
 
 def silence_wrong_advice() -> None:
-    """Drop Lightning's advice to save a "pre-optimization state" in manual optimization, wrong for one owner."""
+    """Drop what the user of a Trainer can do nothing about.
+
+    Lightning's advice to save a "pre-optimization state" in manual optimization is wrong for one owner, and its use
+    of ``LeafSpec``, which torch 2.13 deprecates, is its own.
+    """
     warnings.filterwarnings("ignore", message="Using ModelCheckpoint with manual optimization")
+    warnings.filterwarnings("ignore", message=".*LeafSpec", category=FutureWarning)
 
 
 def shard_evaluation_ourselves(trainer: Trainer) -> None:

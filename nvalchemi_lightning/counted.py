@@ -25,7 +25,8 @@ class CountedRecipe(StrictModel):
         How long to train, >= 1, not both: passes over the data, or executed optimizer steps. With neither, the
         Trainer's limits decide.
     epoch_step_modifier : float
-        Optimizer steps per batch, > 0, when ``num_epochs`` is turned into a number of steps. Default 1.
+        Optimizer steps per batch, > 0. Other than 1 (the default), ``num_epochs`` becomes a number of steps:
+        ``ceil(num_epochs * len(loader) * epoch_step_modifier)``.
     counters : Counters
         Progress; ``step_count=`` and its siblings are accepted as keywords too, and ``epoch=`` for ``epoch_count=``.
     """
@@ -58,13 +59,27 @@ class CountedRecipe(StrictModel):
 
     @model_validator(mode="after")
     def _check_duration(self) -> CountedRecipe:
+        self.check_duration()
+        self._counters_given = self.counters != Counters()
+        return self
+
+    def check_duration(self) -> None:
+        """Refuse a duration that contradicts itself; assignments are not checked before a run begins.
+
+        Raises
+        ------
+        ConfigurationError
+            If both ``num_epochs`` and ``num_steps`` are set, or one is no integer >= 1.
+        """
+        for name in ("num_epochs", "num_steps"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise ConfigurationError(f"{name} must be an integer >= 1; got {value!r}")
         if self.num_epochs is not None and self.num_steps is not None:
             raise ConfigurationError(
                 f"Exactly one of num_epochs or num_steps must be set; got num_epochs={self.num_epochs}, "
                 f"num_steps={self.num_steps}"
             )
-        self._counters_given = self.counters != Counters()
-        return self
 
     @property
     def step_count(self) -> int:
@@ -97,7 +112,10 @@ class CountedRecipe(StrictModel):
         return self.counters.epoch_step_count
 
     def target_steps(self, batches_per_epoch: int | None) -> int | None:
-        """Return the number of executed optimizer steps at which training is done, or None without a limit.
+        """Return the number of executed optimizer steps at which training is done, or None without such a limit.
+
+        ``num_epochs`` alone means passes over the data, however many steps they take; with an ``epoch_step_modifier``
+        it is a number of steps.
 
         Parameters
         ----------
@@ -115,7 +133,14 @@ class CountedRecipe(StrictModel):
             raise ConfigurationError(
                 "num_epochs requires a sized dataloader, but its length is unknown; set num_steps instead"
             )
+        if self.epoch_step_modifier == 1.0:
+            return None
         return math.ceil(self.num_epochs * batches_per_epoch * self.epoch_step_modifier)
+
+    @property
+    def target_epochs(self) -> int | None:
+        """The number of passes at which training is done, or None where steps decide."""
+        return self.num_epochs if self.epoch_step_modifier == 1.0 else None
 
     def reconcile_counters(self, batches_per_epoch: int) -> None:
         """Check the counters against a loader; those that were given from outside are made to agree with it.

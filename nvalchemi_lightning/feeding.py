@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from torch.utils.data import DataLoader, default_collate
+
 from nvalchemi_lightning.counters import Counters
 from nvalchemi_lightning.errors import ConfigurationError, ConfigurationTypeError, DataError
 
@@ -26,6 +28,11 @@ def as_loader(loader: Any) -> Iterable[Any]:
     if isinstance(loader, (str, bytes)) or not (hasattr(loader, "__iter__") or hasattr(loader, "__getitem__")):
         raise ConfigurationTypeError(
             f"dataloader must be an iterable of Batch; got {type(loader).__name__} {loader!r:.80}"
+        )
+    if isinstance(loader, DataLoader) and loader.collate_fn is default_collate:
+        raise ConfigurationTypeError(
+            "torch's DataLoader cannot collate structures; use nvalchemi_lightning.data.DataLoader, "
+            "which takes the same dataset and options"
         )
     if loader_length(loader) == 0:
         raise ConfigurationError(f"dataloader must contain at least one batch; got an empty {type(loader).__name__}")

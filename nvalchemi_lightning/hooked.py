@@ -34,6 +34,7 @@ class HookedRecipe(CountedRecipe):
     hooks: list[Any] = Field(default_factory=list)
 
     _callbacks: list[Any] = PrivateAttr(default_factory=list)
+    _running: Any = PrivateAttr(default=None)
     _on_new_hook: Callable[[], None] | None = PrivateAttr(default=None)
 
     def __init__(self, **fields: Any) -> None:
@@ -54,6 +55,15 @@ class HookedRecipe(CountedRecipe):
     def _check_hooks(self) -> HookedRecipe:
         HookRegistry.check_together(hook for hook in self.hooks if not _is_lightning_callback(hook))
         return self
+
+    @property
+    def running(self) -> Any:
+        """The module that runs the recipe now, or None."""
+        return self._running
+
+    @running.setter
+    def running(self, module: Any) -> None:
+        self._running = module
 
     @cached_property
     def registry(self) -> HookRegistry:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+import nvalchemi_lightning.owner  # noqa: F401  registers the strategies under their names
 from nvalchemi_lightning import _lightning
 from nvalchemi_lightning.batch_step import BatchStep, check_first_batch
 from nvalchemi_lightning.callbacks.metric_schedulers import MetricSchedulers
@@ -25,7 +26,7 @@ from nvalchemi_lightning.recipe import TrainingRecipe
 from nvalchemi_lightning.runtime import restoring_modes
 from nvalchemi_lightning.stages import TrainingStage
 from nvalchemi_lightning.validation.config import ValidationConfig
-from nvalchemi_lightning.validation.evaluation import EvaluationLoader
+from nvalchemi_lightning.validation.evaluation import EvaluationLoader, check_validation_data
 
 if TYPE_CHECKING:
     from lightning.pytorch.callbacks import Callback
@@ -82,7 +83,8 @@ class AlchemiModule(EvaluatingModule):
         self._owner, self._validation = strategy, configured
         if not trainer.training:
             if configured is None:
-                self._validation = ValidationConfig(validation_data=(), name=called_for(trainer))
+                name = {"validate": "validation"}.get(called_for(trainer), called_for(trainer))
+                self._validation = ValidationConfig(validation_data=(), name=name)
             return
         if _lightning.has_own_validation_data(trainer, self):
             if configured is not None:
@@ -187,6 +189,8 @@ class AlchemiModule(EvaluatingModule):
         self._open = ExitStack()
         self._open.enter_context(self.recipe.lifecycle)
         self._open.callback(self.recipe.tell_of_new_hooks, None)
+        self._open.callback(setattr, self.recipe, "running", None)
+        self.recipe.running = self
         self.recipe.tell_of_new_hooks(self._attach_missing_callbacks)
         self._open.enter_context(restoring_modes(self.recipe.models.values()))
         if stage != "fit":
@@ -241,6 +245,8 @@ class AlchemiModule(EvaluatingModule):
             return -1
         if not progress.started:
             check_first_batch(self.recipe, batch)
+            if self._validation is not None:
+                check_validation_data(self.recipe, self._validation, self.trainer.val_dataloaders)
             progress.started = True
             self.fire_outer(TrainingStage.BEFORE_TRAINING, batch)
         if self.recipe.counters.epoch_step_count == 0:
@@ -287,7 +293,15 @@ class AlchemiModule(EvaluatingModule):
             self.trainer.should_stop = True
 
     def on_train_end(self) -> None:
-        """Validate the final weights, unless they were just validated."""
+        """Validate the final weights, unless they were just validated.
+
+        Raises
+        ------
+        TrainingStateError
+            If the whole run made no optimizer step, and nobody asked it to stop.
+        """
+        if self._progress.idle and self.recipe.stop_reason is None:
+            raise self._owner.owner.never_stepped()
         if self._validation is not None and self._progress.started:
             self._validate_now()
 

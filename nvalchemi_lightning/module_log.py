@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from nvalchemi_lightning import _lightning
 from nvalchemi_lightning.context import TrainContext
+from nvalchemi_lightning.errors import TrainingStateError
 from nvalchemi_lightning.scalars import step_scalars, summary_scalars, to_floats
 
 if TYPE_CHECKING:
@@ -36,8 +38,18 @@ def log_step(module: LightningModule, ctx: TrainContext, extra: Mapping[str, Ten
         The context of the batch that is done.
     extra : mapping of str to Tensor or float
         Further scalars by tag.
+
+    Raises
+    ------
+    TrainingStateError
+        If the loss is NaN although a step was taken.
     """
     scalars = to_floats({**step_scalars(ctx), **extra})
+    if math.isnan(scalars["loss/total"]):
+        raise TrainingStateError(
+            f"the loss is NaN at step {ctx.step_count} of epoch {ctx.epoch}, and by now the weights are too; "
+            "go back to a checkpoint, and look at the data, the learning rate or a GradientClipHook"
+        )
     _lightning.show(module.trainer, {"loss": scalars["loss/total"]})
     _to_loggers(module, scalars, ctx.step_count)
 

@@ -215,12 +215,12 @@ class SingleOwnerDDP(SingleOwnerMixin, DDPStrategy):
         """
         if self.world_size == 1:
             return None
-        requests.votes = torch.zeros((), device=self.root_device)
+        requests.count_votes(torch.zeros((), device=self.root_device))
 
         def reduce(counts: Tensor) -> Tensor:
             vote = counts.new_full((1,), requests.stop_reason is not None)
             total = _all_reduce(torch.cat((counts, vote)))
-            requests.votes = total[-1]
+            requests.count_votes(total[-1])
             return total[:-1].clamp(min=1) / self.world_size
 
         return reduce

@@ -40,6 +40,7 @@ class RunProgress:
         self._epochs: EpochLoader | None = None
         self._batches_per_epoch: int | None = None
         self._target: int | None = None
+        self._steps_before = recipe.step_count
         self.started = False
         self.stepped = False
         self.epoch_closed = False
@@ -80,9 +81,17 @@ class RunProgress:
         """Whether the run has its loader."""
         return self._epochs is not None
 
+    @property
+    def idle(self) -> bool:
+        """Whether batches were trained, but no optimizer stepped."""
+        return self.started and self._counters.step_count == self._steps_before
+
     def finished(self) -> bool:
         """Return whether the target is reached or somebody asked to stop."""
-        if self._target is not None and self._counters.step_count >= self._target:
+        counters, epochs = self._counters, self._recipe.target_epochs
+        if self._target is not None and counters.step_count >= self._target:
+            return True
+        if epochs is not None and counters.epoch_count >= epochs:
             return True
         return self._requests.must_stop()
 

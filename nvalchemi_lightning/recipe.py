@@ -216,6 +216,11 @@ class TrainingRecipe(HookedRecipe):
             )
         return self._optimizers
 
+    @property
+    def has_optimizers(self) -> bool:
+        """Whether the optimizers were built already."""
+        return self._optimizers is not None
+
     def flat_optimizers(self) -> tuple[list[Optimizer], list[Any]]:
         """Return all optimizers and, aligned with them, their schedulers (None where there is none)."""
         pairs = [pair for pairs in self.optimizers().values() for pair in pairs]

@@ -31,14 +31,24 @@ class RunRequests:
     scalars: dict[str, Tensor | float] = field(default_factory=dict)
 
     votes: Tensor | None = None
+    _agreed: bool | None = None
+
+    def count_votes(self, votes: Tensor) -> None:
+        """Take how many ranks asked to stop; the number is fetched from the device when it is asked for, once."""
+        self.votes, self._agreed = votes, None
 
     def must_stop(self) -> bool:
         """Return whether the run ends here; with several ranks, whether they all know that one asked for it."""
-        return self.stop_reason is not None if self.votes is None else bool(self.votes > 0)
+        if self.votes is None:
+            return self.stop_reason is not None
+        if self._agreed is None:
+            self._agreed = bool(self.votes > 0)
+        return self._agreed
 
     def forget(self) -> None:
         """Forget what an earlier run left behind."""
-        self.stop_reason, self.deferred, self.scalars, self.votes = None, [], {}, None
+        self.stop_reason, self.deferred, self.scalars = None, [], {}
+        self.votes = self._agreed = None
 
     def run_deferred(self) -> None:
         """Do what was deferred, each once."""

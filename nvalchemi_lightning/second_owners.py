@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["refuse_second_owners"]
 
 _CALLBACKS = {
-    GradientAccumulationScheduler: "the GradientAccumulationHook",
+    GradientAccumulationScheduler: "a TrainingUpdateHook that vetoes steps",
     StochasticWeightAveraging: "the EMAHook",
     WeightAveraging: "the EMAHook",
     LearningRateFinder: "OptimizerConfig(lr=...) of a few short runs",
@@ -49,13 +49,20 @@ def refuse_second_owners(trainer: Trainer) -> None:
     if trainer.gradient_clip_algorithm is not None:
         _refuse(f"Trainer(gradient_clip_algorithm={trainer.gradient_clip_algorithm!r})", "the GradientClipHook")
     if trainer.accumulate_grad_batches != 1:
-        _refuse(f"Trainer(accumulate_grad_batches={trainer.accumulate_grad_batches})", "the GradientAccumulationHook")
+        _refuse(
+            f"Trainer(accumulate_grad_batches={trainer.accumulate_grad_batches})",
+            "a TrainingUpdateHook that vetoes steps",
+        )
     if "mixed" in str(trainer.precision):
         _refuse(f"Trainer(precision={trainer.precision!r})", "the MixedPrecisionHook")
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         for kind, instead in _CALLBACKS.items():
             if isinstance(callback, kind):
                 _refuse(f"the callback {type(callback).__name__}", instead)
+    _refuse_contradictions(trainer)
+
+
+def _refuse_contradictions(trainer: Trainer) -> None:
     reload: int = getattr(trainer, "reload_dataloaders_every_n_epochs", 0)
     if reload:
         raise ConfigurationError(

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ProgressBar
-from pydantic import PrivateAttr, model_validator
+from pydantic import model_validator
 
 from nvalchemi_lightning import _lightning, checkpoint, strategy_spec
 from nvalchemi_lightning.batch_step import BatchStep
@@ -20,7 +20,7 @@ from nvalchemi_lightning.model_inputs import check_metric_schedulers
 from nvalchemi_lightning.module import AlchemiModule
 from nvalchemi_lightning.owner import SingleOwner
 from nvalchemi_lightning.recipe import TrainingRecipe
-from nvalchemi_lightning.runtime import move_to_devices
+from nvalchemi_lightning.runtime import move_to_devices, rehome_optimizer_state
 from nvalchemi_lightning.stages import TrainingStage
 from nvalchemi_lightning.update import UpdateOwner
 from nvalchemi_lightning.validation.evaluation import EvaluationLoader
@@ -43,8 +43,6 @@ class TrainingStrategy(TrainingRecipe):
     ... )
     >>> strategy.run(train_loader)
     """
-
-    _running: AlchemiModule | None = PrivateAttr(default=None)
 
     @model_validator(mode="after")
     def _require_duration(self) -> TrainingStrategy:
@@ -78,7 +76,8 @@ class TrainingStrategy(TrainingRecipe):
         """
         self._refuse_nesting("run")
         self.active_dataloader = as_loader(dataloader)
-        module = self._running = AlchemiModule(self)
+        self.check_duration()
+        module = AlchemiModule(self)
         try:
             with _lightning.quiet():
                 trainer = Trainer(**self._trainer_options(trainer_options))
@@ -86,8 +85,8 @@ class TrainingStrategy(TrainingRecipe):
                 _lightning.fit(trainer, module)
         finally:
             module.close_run(None)
-            self.active_dataloader = self._running = None
-            move_to_devices(self.models, self.devices)
+            self.active_dataloader = None
+            self._come_home()
 
     def train_batch(self, batch: Any) -> None:
         """Train on one batch, without a loader and without the stages around epochs and runs.
@@ -135,21 +134,27 @@ class TrainingStrategy(TrainingRecipe):
         """
         if self.validation_config is None:
             raise TrainingStateError("validate() requires a validation_config; set strategy.validation_config")
-        if self._running is not None:
-            self._running.validate_by_hand()
+        if self.running is not None:
+            self.running.validate_by_hand()
         else:
             self._validate_alone(EvaluationLoader.wrap(self.validation_config.validation_data))
         return self.last_validation  # type: ignore[return-value]
 
     def _refuse_nesting(self, call: str) -> None:
-        if self._running is not None:
+        if self.running is not None:
             raise TrainingStateError(f"{call}() was called while a run is under way; call it after run() has returned")
 
     def _validate_alone(self, data: EvaluationLoader) -> None:
         with _lightning.quiet():
             trainer = Trainer(**self._trainer_options({"enable_progress_bar": False}))
             trainer.validate(AlchemiModule(self), data, verbose=False)
+        self._come_home()
+
+    def _come_home(self) -> None:
+        """Bring models and optimizers back from where a Trainer left them."""
         move_to_devices(self.models, self.devices)
+        for optimizer in self.flat_optimizers()[0] if self.has_optimizers else ():
+            rehome_optimizer_state(optimizer)
 
     def save_checkpoint(self, root: str | Path, *, checkpoint_index: int = -1) -> int:
         """Save weights, optimizers, schedulers, counters and the states of hooks; see `checkpoint.save`."""

@@ -14,7 +14,9 @@ __all__ = ["StrictModel"]
 class StrictModel(BaseModel):
     """A pydantic model that holds live objects and refuses keywords it does not know."""
 
-    model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True, revalidate_instances="never")
+    model_config = ConfigDict(
+        extra="forbid", arbitrary_types_allowed=True, revalidate_instances="never", hide_input_in_errors=True
+    )
 
     @model_validator(mode="before")
     @classmethod

@@ -179,7 +179,7 @@ class UpdateOwner:
             stepped = self._stepped
         self._idle = 0 if stepped else self._idle + 1
         if self._idle >= MAX_IDLE_BATCHES:
-            raise self._never_steps()
+            raise self.never_stepped()
         return stepped
 
     def end_batch(self) -> None:
@@ -246,7 +246,8 @@ class UpdateOwner:
         self._may_step.discard(id(optimizer))
         return self._stepped
 
-    def _never_steps(self) -> TrainingStateError:
+    def never_stepped(self) -> TrainingStateError:
+        """Return the error for batches that passed without a step."""
         policy = self._registry.policy
         vetoed_by = policy.vetoed_by if policy is not None else ""
         why = f"the last one was vetoed by {vetoed_by}" if vetoed_by else "the gradients of the last one are not finite"

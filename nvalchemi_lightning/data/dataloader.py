@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, NamedTuple, Self
 
 import torch.utils.data
 
+from nvalchemi_lightning._keywords import refuse_unknown_keywords
 from nvalchemi_lightning.data.atomic_data import AtomicData
 from nvalchemi_lightning.data.batch import Batch
 from nvalchemi_lightning.data.dataset import InMemoryDataset
@@ -20,7 +20,7 @@ from nvalchemi_lightning.data.transforms import (
     mixed_seed,
     random_state_of,
 )
-from nvalchemi_lightning.errors import ConfigurationError, ConfigurationTypeError, UnknownNameError, nearest
+from nvalchemi_lightning.errors import ConfigurationError, ConfigurationTypeError
 
 __all__ = ["DataLoader"]
 
@@ -89,11 +89,7 @@ class DataLoader(torch.utils.data.DataLoader[Batch]):
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         """Refuse keywords that do not exist."""
-        known = inspect.signature(cls.__init__).parameters
-        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values()):
-            for name in kwargs:
-                if name not in known:
-                    raise UnknownNameError(f"{cls.__name__} has no option {name!r}{nearest(name, known)}")
+        refuse_unknown_keywords(cls, kwargs)
         return super().__new__(cls)
 
     def __init__(

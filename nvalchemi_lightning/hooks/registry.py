@@ -238,8 +238,14 @@ def _check_stage(name: str, stage: Enum | None) -> None:
             f"{name} has no stage assigned; set `stage` or register it with stage=TrainingStage.…"
         )
     if not isinstance(stage, TrainingStage):
-        hint = nearest(stage.upper(), TrainingStage.__members__) if isinstance(stage, str) else ""
+        hint = _stage_hint(stage) if isinstance(stage, str) else ""
         raise ConfigurationTypeError(f"{name}: training only accepts TrainingStage stages; got {stage!r}{hint}")
+
+
+def _stage_hint(name: str) -> str:
+    if name.upper() in TrainingStage.__members__:
+        return f"; write TrainingStage.{name.upper()}"
+    return nearest(name.upper(), TrainingStage.__members__)
 
 
 def _assign_stage(hook: Any, stage: TrainingStage) -> None:

@@ -15,7 +15,7 @@ from nvalchemi_lightning.batch_step import call_forward, detached
 from nvalchemi_lightning.errors import ConfigurationError, TrainingStateError
 from nvalchemi_lightning.feeding import checked_batch, loader_length
 from nvalchemi_lightning.hooks.registry import stray_stop_iteration
-from nvalchemi_lightning.losses import compute_supervised_loss
+from nvalchemi_lightning.losses import assemble_loss_targets, compute_supervised_loss
 from nvalchemi_lightning.recipe import TrainingRecipe
 from nvalchemi_lightning.stages import TrainingStage
 from nvalchemi_lightning.validation.config import ValidationConfig
@@ -23,7 +23,7 @@ from nvalchemi_lightning.validation.models import evaluated_models
 from nvalchemi_lightning.validation.potential import PotentialMetrics
 from nvalchemi_lightning.validation.summary import SummaryAccumulator
 
-__all__ = ["Evaluation", "EvaluationLoader", "NamedPredictions"]
+__all__ = ["Evaluation", "EvaluationLoader", "NamedPredictions", "check_validation_data"]
 
 
 class NamedPredictions(dict[str, Tensor]):
@@ -159,6 +159,35 @@ def _precision(
     if config.use_mixed_precision == "never" or owner is None:
         return nullcontext, "float32"
     return lambda: owner.inference_autocast(device), str(owner.precision).removeprefix("torch.")
+
+
+def check_validation_data(recipe: TrainingRecipe, config: ValidationConfig, loaders: Any) -> None:
+    """Refuse validation data that would fail in the first pass, before training has begun.
+
+    One batch of each loader is looked at, unless worker processes would have to be started for it.
+
+    Parameters
+    ----------
+    recipe : TrainingRecipe
+        Whose loss and targets are used.
+    config : ValidationConfig
+        What is special about the pass.
+    loaders : EvaluationLoader or list of EvaluationLoader
+        The loaders.
+
+    Raises
+    ------
+    DataError
+        If a loader hands out something other than batches.
+    MissingTargetError
+        If a batch lacks a target of the loss; not checked for an assembler of the user's own.
+    """
+    for loader in loaders if isinstance(loaders, list) else [loaders]:
+        if getattr(loader.loader, "num_workers", 0):
+            continue
+        batch = next(iter(loader), None)
+        if batch is not None and recipe.loss_target_assembler is assemble_loss_targets:
+            assemble_loss_targets(config.loss_fn or recipe.loss_fn, {}, batch, batch_label="Validation batch")
 
 
 class EvaluationLoader:

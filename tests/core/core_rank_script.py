@@ -165,7 +165,7 @@ def validation_of_five(trainer: Callable[..., Trainer] = two) -> dict[str, Any]:
         }
     module = AlchemiModule(models=ConstGrad(), loss_fn=constant_loss())
     (result,) = trainer().validate(module, DataLoader(data, batch_size=2), verbose=False)
-    found["trainer.validate"] = result["validate/total_loss"]
+    found["trainer.validate"] = result["validation/total_loss"]
     return found
 
 

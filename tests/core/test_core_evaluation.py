@@ -60,7 +60,7 @@ def test_forces_outside_training(options: dict[str, Any]) -> None:
     expected = module.recipe.last_validation["total_loss"].item()  # type: ignore[index]
     (validated,) = t.validate(module, data, verbose=False)
     (tested,) = t.test(module, data, verbose=False)
-    assert validated["validate/total_loss"] == pytest.approx(expected, rel=1e-6)
+    assert validated["validation/total_loss"] == pytest.approx(expected, rel=1e-6)
     assert tested["test/total_loss"] == pytest.approx(expected, rel=1e-6)
     predicted = t.predict(module, data)
     assert predicted is not None
@@ -75,7 +75,7 @@ def test_evaluation_needs_no_optimizer() -> None:
     module = AlchemiModule(models=Harm(), loss_fn=force_loss())
     t = trainer()
     (result,) = t.validate(module, OneLoader(batches(2)), verbose=False)
-    assert result["validate/total_loss"] > 0.0
+    assert result["validation/total_loss"] > 0.0
     assert t.predict(module, OneLoader(batches(2))) is not None
 
 

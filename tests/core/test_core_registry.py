@@ -147,7 +147,7 @@ def test_a_stage_at_registration_replaces_the_own_one() -> None:
 
 @pytest.mark.parametrize(
     ("stage", "hint"),
-    [("BEFORE_BACH", "did you mean 'BEFORE_BATCH'"), ("after_batch", "did you mean 'AFTER_BATCH'"), (4, "4$")],
+    [("BEFORE_BACH", "did you mean 'BEFORE_BATCH'"), ("after_batch", "write TrainingStage.AFTER_BATCH"), (4, "4$")],
 )
 def test_a_stage_must_be_a_training_stage(stage: Any, hint: str) -> None:
     with pytest.raises(ConfigurationTypeError, match=rf"At: training only accepts TrainingStage stages; got .*{hint}"):

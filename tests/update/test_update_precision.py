@@ -104,7 +104,7 @@ def test_two_precisions_are_refused() -> None:
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 def test_autocast_spans_forward_and_loss_alone(precision: str) -> None:
     seen: list[tuple[str, bool]] = []
-    what = network(MixedPrecisionHook(precision=precision))
+    what = network(MixedPrecisionHook(precision=precision), num_steps=2)
     for stage in TrainingStage:
         if not stage.name.startswith("DO_"):
             what.register_hook(At(stage, lambda ctx, stage=stage: seen.append((stage.name, autocast_is_on()))))
@@ -144,7 +144,7 @@ def test_the_default_losses_get_predictions_in_the_labels_precision(precision: s
             seen.append(atoms.dtype)
             return {"energy": atoms.new_zeros(batch.num_graphs).index_add(0, batch.batch_idx, atoms)[:, None]}
 
-    what = network(MixedPrecisionHook(precision=precision), models=Half())
+    what = network(MixedPrecisionHook(precision=precision), models=Half(), num_steps=1)
     what.register_hook(At(Stage.AFTER_FORWARD, lambda ctx: seen.append(ctx.predictions["predicted_energy"].dtype)))
     run(what, batches(3, dtype=FLOAT))
     assert seen[:2] == [torch.bfloat16 if precision == "bf16" else torch.float16, FLOAT]
@@ -413,7 +413,7 @@ class Scaling(TrainingUpdateHook):
 
 def test_a_scaler_of_the_users_own_is_called_in_order() -> None:
     scaler = Scaler(2)
-    what = strategy(Scaling(scaler), optimizer_configs=[sgd(), sgd()])
+    what = strategy(Scaling(scaler), optimizer_configs=[sgd(), sgd()], num_steps=1)
     run(what, constant(1))
     assert scaler.calls == ["scale", "step", "step", "update"] * (len(scaler.calls) // 4)
     assert what.step_count == 1

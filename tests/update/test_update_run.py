@@ -435,7 +435,7 @@ def test_the_limit_is_documented() -> None:
 @pytest.mark.usefixtures("_few")
 def test_a_policy_that_vetoes_every_step_ends_the_run() -> None:
     """B-21 of the contract."""
-    what = strategy(Noting(DO_OPTIMIZER_STEP=False))
+    what = strategy(Noting(DO_OPTIMIZER_STEP=False), num_steps=1)
     message = "5 batches in a row passed without an optimizer step.*the last one was vetoed by Noting"
     with pytest.raises(TrainingStateError, match=message):
         run(what, constant(2))
@@ -445,7 +445,21 @@ def test_a_policy_that_vetoes_every_step_ends_the_run() -> None:
 @pytest.mark.usefixtures("_few")
 def test_a_claimant_that_never_steps_ends_the_run() -> None:
     with pytest.raises(TrainingStateError, match="Claims claims DO_OPTIMIZER_STEP and stepped no optimizer"):
-        run(strategy(Claims(Stage.DO_OPTIMIZER_STEP)), constant(2))
+        run(strategy(Claims(Stage.DO_OPTIMIZER_STEP), num_steps=1), constant(2))
+
+
+def test_a_run_without_a_step_is_no_success() -> None:
+    """B81."""
+    what = strategy(Noting(DO_OPTIMIZER_STEP=False), num_epochs=2)
+    with pytest.raises(
+        TrainingStateError, match="4 batches in a row passed without an optimizer step.*vetoed by Noting"
+    ):
+        run(what, constant(2))
+
+
+def test_epochs_are_passes_whatever_is_vetoed() -> None:
+    what = run(strategy(Accumulate(2), num_epochs=3), constant(4))
+    assert (what.epoch_count, what.counters.batch_count, what.step_count) == (3, 12, 6)
 
 
 @pytest.mark.usefixtures("_few")
