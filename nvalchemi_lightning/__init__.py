@@ -24,6 +24,7 @@ _HOME = {
     "ComposedLossOutput": "losses",
     "ConstantWeight": "losses",
     "CosineWeight": "losses",
+    "EMAHook": "hooks",
     "EnergyHuberLoss": "losses",
     "EnergyMAELoss": "losses",
     "EnergyMSELoss": "losses",

@@ -20,6 +20,7 @@ from nvalchemi_lightning.callbacks.driver import RunDriver
 from nvalchemi_lightning.callbacks.metric_schedulers import MetricSchedulers
 from nvalchemi_lightning.callbacks.stage import StageCallback
 from nvalchemi_lightning.errors import ConfigurationError
+from nvalchemi_lightning.module_evaluation import EvaluatingModule
 from nvalchemi_lightning.requests import RunRequests
 from nvalchemi_lightning.second_owners import refuse_second_owners
 from nvalchemi_lightning.update import UpdateOwner
@@ -57,15 +58,13 @@ class SingleOwnerMixin(Strategy):
         SecondOwnerError
             If the Trainer has an option or callback that would touch gradients or weights.
         """
-        from nvalchemi_lightning.module import AlchemiModule
-
-        if not isinstance(model, AlchemiModule):
+        if not isinstance(model, EvaluatingModule):
             raise ConfigurationError(
                 f"Trainer(strategy='nvalchemi…') runs an AlchemiModule; got {type(model).__name__}. "
                 "Wrap the models with AlchemiModule(models=..., loss_fn=..., optimizer_configs=...)"
             )
         super().connect(model)
-        trainer = model.trainer
+        module, trainer = self.alchemi_module, model.trainer
         if not hasattr(self, "limits"):
             refuse_second_owners(trainer)
             self.limits = _lightning.take_over_limits(trainer)
@@ -73,11 +72,11 @@ class SingleOwnerMixin(Strategy):
         _lightning.silence_mode_warning(trainer)
         _lightning.silence_wrong_advice()
         _lightning.drop_idle_profiler(trainer)
-        self._direct_transfer = model.transfers_plainly() and getattr(trainer, "datamodule", None) is None
+        self._direct_transfer = module.transfers_plainly() and getattr(trainer, "datamodule", None) is None
         if not trainer.training:
             _lightning.shard_evaluation_ourselves(trainer)
-        self.owner = UpdateOwner(model.recipe.registry, self)
-        model.connect_owner(self)
+        self.owner = UpdateOwner(module.recipe.registry, self)
+        module.connect_owner(self)
         _lightning.attach_first(trainer, RunDriver(), replacing=(RunDriver, StageCallback, MetricSchedulers))
 
     def backward(self, closure_loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any) -> Tensor:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
+from nvalchemi_lightning._keywords import refuse_unknown_keywords
 from nvalchemi_lightning.errors import ConfigurationTypeError
 from nvalchemi_lightning.losses.checks import DTypePolicy, align_dtypes, assert_same_shape, check_dtype_policy
 from nvalchemi_lightning.losses.composition import ComposedLossFunction
@@ -72,6 +73,11 @@ class BaseLossFunction(LossTerm):
 
     # Numpy scalars then leave the multiplication to __rmul__ instead of building an object array.
     __array_ufunc__ = None
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """Refuse keywords that do not exist."""
+        refuse_unknown_keywords(cls, kwargs)
+        return super().__new__(cls)
 
     def __init__(self, *, dtype_policy: DTypePolicy = "strict") -> None:
         super().__init__()

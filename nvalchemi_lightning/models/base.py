@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Any
+from typing import Any, Self
 
 from pydantic import ConfigDict, Field, ValidationInfo, field_validator
 from torch import Tensor
 
+from nvalchemi_lightning._keywords import refuse_unknown_keywords
 from nvalchemi_lightning.errors import ConfigurationTypeError, UnknownNameError, nearest
 from nvalchemi_lightning.strict_model import StrictModel
 
@@ -102,6 +103,11 @@ class BaseModelMixin:
     """
 
     model_config: ModelConfig
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """Refuse keywords that do not exist."""
+        refuse_unknown_keywords(cls, kwargs)
+        return super().__new__(cls)
 
     def _config(self) -> ModelConfig:
         config = getattr(self, "model_config", None)

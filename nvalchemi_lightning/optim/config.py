@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from inspect import Parameter
 from typing import Any
 
+import torch
 from pydantic import ConfigDict, Field, ValidationInfo, field_serializer, field_validator, model_validator
 from torch import Tensor
 from torch.optim import Optimizer
@@ -143,6 +144,17 @@ class OptimizerConfig(StrictModel):
             )
         rest = {name: value for name, value in data.items() if name not in _SHORTHAND}
         return {**rest, "optimizer_kwargs": {**kwargs, **short}}
+
+    @model_validator(mode="after")
+    def _check_values(self) -> OptimizerConfig:
+        if self.optimizer_cls.__module__.startswith("torch.optim."):
+            try:
+                self.optimizer_cls([torch.zeros(1, requires_grad=True)], **self.optimizer_kwargs)
+            except (TypeError, ValueError) as error:
+                raise ConfigurationError(
+                    f"{self.optimizer_cls.__name__} does not take {self.optimizer_kwargs}: {error}"
+                ) from error
+        return self
 
     @field_serializer("optimizer_cls", "scheduler_cls", when_used="json")
     def _path_of_class(self, value: type | None) -> str | None:

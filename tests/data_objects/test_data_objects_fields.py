@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-import nvalchemi_lightning.data as data
+from nvalchemi_lightning import data
 from nvalchemi_lightning.data.atomic_data import AtomicData
 from nvalchemi_lightning.data.batch import Batch
 from nvalchemi_lightning.data.elements import ATOMIC_MASSES, MAX_ATOMIC_NUMBER, standard_masses

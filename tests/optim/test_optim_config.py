@@ -360,3 +360,9 @@ def test_b51_uses_validation_metric(scheduler_cls: type | None, expected: bool) 
 def test_an_optimizer_that_needs_a_closure_is_refused() -> None:
     with pytest.raises(ValidationError, match="LBFGS evaluates the loss several times per step"):
         OptimizerConfig(optimizer_cls=torch.optim.LBFGS)
+
+
+@pytest.mark.parametrize(("value", "message"), [(-1.0, "Invalid learning rate: -1.0"), ("fast", "give float")])
+def test_values_that_the_optimizer_refuses_are_refused_at_once(value: object, message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        OptimizerConfig(lr=value)

@@ -17,7 +17,7 @@ PACKAGE = "nvalchemi_lightning"
 ROOT = Path(nvalchemi_lightning.__file__).parent
 
 LAYERS = (
-    {"_lazy", "errors", "stages", "context", "typing"},
+    {"_keywords", "_lazy", "errors", "stages", "context", "typing"},
     {"specs", "strict_model", "runtime"},
     {"losses", "optim", "metrics", "neighbors", "data", "models"},
     {"hooks", "counters", "update", "feeding", "training_fn", "validation", "model_inputs", "recipe"}

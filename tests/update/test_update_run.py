@@ -452,7 +452,7 @@ def test_a_run_without_a_step_is_no_success() -> None:
     """B81."""
     what = strategy(Noting(DO_OPTIMIZER_STEP=False), num_epochs=2)
     with pytest.raises(
-        TrainingStateError, match="4 batches in a row passed without an optimizer step.*vetoed by Noting"
+        TrainingStateError, match=r"4 batches in a row passed without an optimizer step.*vetoed by Noting"
     ):
         run(what, constant(2))
 
