@@ -118,9 +118,10 @@ def examples(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def bench(session: nox.Session) -> None:
-    """Measure what a training step costs."""
+    """Measure what a training step costs, and that memory does not grow; with arguments, the ladder alone."""
     python = install(session, "ase")
-    run(session, python, str(ROOT / "benchmarks" / "ladder.py"), *session.posargs)
+    for script in ("ladder",) if session.posargs else ("ladder", "step", "memory"):
+        run(session, python, str(ROOT / "benchmarks" / f"{script}.py"), *session.posargs)
 
 
 @nox.session(venv_backend="none")
