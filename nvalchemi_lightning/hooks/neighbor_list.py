@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
-
-from torch import Tensor
 
 from nvalchemi_lightning.errors import ConfigurationError
 from nvalchemi_lightning.models.base import NeighborConfig, NeighborListFormat
@@ -14,8 +11,6 @@ from nvalchemi_lightning.neighbors import neighbor_list
 from nvalchemi_lightning.stages import TrainingStage
 
 __all__ = ["NeighborListHook"]
-
-_STAMP = "_neighbor_list_built_for"
 
 
 class NeighborListHook:
@@ -42,8 +37,8 @@ class NeighborListHook:
     Notes
     -----
     At ``BEFORE_FORWARD`` it fires for every training and validation batch. Edges that came with the batch are
-    replaced, since nothing tells their cutoff; without this hook they are used as they are. A batch that comes
-    again with atoms that have not moved keeps the list that the hook gave it. Nothing is checkpointed.
+    replaced, since nothing tells their cutoff; without this hook they are used as they are. Structures that come
+    again and again are cheaper with `NeighborListTransform`, which searches once. Nothing is checkpointed.
     """
 
     frequency: int = 1
@@ -76,32 +71,4 @@ class NeighborListHook:
 
     def __call__(self, ctx: Any, stage: TrainingStage) -> None:
         """Give ``ctx.batch`` its edges."""
-        batch = ctx.batch
-        built = getattr(batch, _STAMP, None)
-        if built is not None and built.still_fits(batch, self.cutoff):
-            return
-        edges, shifts = neighbor_list(batch, self.cutoff)
-        batch.neighbor_list = edges
-        batch.neighbor_list_shifts = shifts
-        setattr(batch, _STAMP, _Built(self.cutoff, edges, batch.positions, _version(batch.positions)))
-
-
-@dataclass(frozen=True)
-class _Built:
-    """What the list of a batch was built for."""
-
-    cutoff: float
-    edges: Tensor
-    positions: Tensor
-    version: int
-
-    def still_fits(self, batch: Any, cutoff: float) -> bool:
-        """Say whether the list is still there, for this cutoff, and the atoms have not moved."""
-        positions = batch.positions
-        same_list = getattr(batch, "neighbor_list", None) is self.edges and self.cutoff == cutoff
-        return same_list and positions is self.positions and _version(positions) == self.version
-
-
-def _version(tensor: Tensor) -> int:
-    """Count in-place changes; tensors of inference mode do not count theirs."""
-    return 0 if tensor.is_inference() else tensor._version  # noqa: SLF001 (torch has no public name for it)
+        ctx.batch.neighbor_list, ctx.batch.neighbor_list_shifts = neighbor_list(ctx.batch, self.cutoff)
