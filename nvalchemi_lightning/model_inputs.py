@@ -22,8 +22,15 @@ def normalize_models(models: Any) -> tuple[dict[str, Any], bool]:
     ----------
     models : nn.Module, mapping of str to nn.Module, or nn.ModuleDict
         One bare model becomes ``{"main": model}``.
+
+    Raises
+    ------
+    ConfigurationError
+        If there is none.
     """
     if isinstance(models, (Mapping, nn.ModuleDict)):
+        if not models:
+            raise ConfigurationError("models must contain at least one model")
         return dict(models.items()), False
     return {"main": models}, True
 
@@ -72,13 +79,11 @@ def check_models(
     Raises
     ------
     ConfigurationError
-        If there is no model, a value is no module or is wrapped for data parallelism, or the number of devices
+        If a value is no module or is wrapped for data parallelism, or the number of devices
         is neither one nor that of the models, or named models would train on different devices.
     UnknownNameError
         If an optimizer config names a model that does not exist.
     """
-    if not models:
-        raise ConfigurationError("models must contain at least one model")
     for name, model in models.items():
         if not isinstance(model, nn.Module):
             raise ConfigurationError(f"models must map names to nn.Module instances; models[{name!r}] is {model!r:.80}")

@@ -65,8 +65,8 @@ class SingleOwnerMixin(Strategy):
             )
         super().connect(model)
         module, trainer = self.alchemi_module, model.trainer
+        refuse_second_owners(trainer)
         if not hasattr(self, "limits"):
-            refuse_second_owners(trainer)
             self.limits = _lightning.take_over_limits(trainer)
         _lightning.allow_gradients_in_evaluation(trainer)
         _lightning.silence_mode_warning(trainer)

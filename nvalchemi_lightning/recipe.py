@@ -84,8 +84,10 @@ class TrainingRecipe(HookedRecipe):
     @model_validator(mode="before")
     @classmethod
     def _normalize(cls, data: Any) -> Any:
-        if not isinstance(data, dict) or "models" not in data:
+        if not isinstance(data, dict):
             return data
+        if "models" not in data:
+            raise ConfigurationError(f"{cls.__name__} needs models=: one model, or models by name")
         data = dict(data)
         data["models"], single = normalize_models(data["models"])
         data["single_model_input"] = single

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ProgressBar
 from pydantic import model_validator
@@ -53,6 +54,8 @@ class TrainingStrategy(TrainingRecipe):
 
     def run(self, dataloader: Iterable[Any], **trainer_options: Any) -> None:
         """Train until ``num_epochs`` or ``num_steps`` is reached, from wherever the counters are.
+
+        Where that is the case already, it returns at once: raise the limit to train on.
 
         Parameters
         ----------
@@ -204,6 +207,10 @@ class TrainingStrategy(TrainingRecipe):
 
     def _trainer_options(self, options: dict[str, Any]) -> dict[str, Any]:
         device = self.devices[0]
+        if device.type == "cuda" and not torch.cuda.is_available():
+            raise ConfigurationError(
+                f"devices={[str(each) for each in self.devices]}, but torch sees no CUDA device here"
+            )
         defaults: dict[str, Any] = {
             "strategy": SingleOwner(device),
             "accelerator": "cpu" if device.type == "cpu" else "gpu",

@@ -326,8 +326,9 @@ def as_composed_loss(loss: LossTerm | ComposedLossFunction) -> ComposedLossFunct
         return loss
     if isinstance(loss, LossTerm):
         return ComposedLossFunction([loss])
+    hint = f" (a class; pass an instance, {loss.__name__}())" if isinstance(loss, type) else ""
     raise ConfigurationTypeError(
-        f"loss_fn must be a BaseLossFunction or ComposedLossFunction; got {type(loss).__name__}"
+        f"loss_fn must be a BaseLossFunction or ComposedLossFunction; got {type(loss).__name__}{hint}"
     )
 
 

@@ -156,7 +156,7 @@ def _missing_target(loss_fn: ComposedLossFunction, key: str, batch: Any, batch_l
     fields = _fields(batch)
     return MissingTargetError(
         f"{batch_label} is missing target attribute {key!r} required by {' and '.join(users) or 'the loss'}"
-        f"{nearest(key, fields)}. It has {', '.join(fields) or 'no fields'}; add the label, point target_key at "
+        f"{nearest(key, fields) or '.'} It has {', '.join(fields) or 'no fields'}; add the label, point target_key at "
         "another one, or drop the term"
     )
 

@@ -265,6 +265,8 @@ def _check_sizes(**sizes: float) -> None:
 
 
 def _checked_elements(elements: Sequence[int] | None, energies: Sequence[float] | None) -> tuple[int, ...]:
+    if elements is not None and any(isinstance(element, str) for element in elements):
+        raise ConfigurationError(f"elements must be atomic numbers such as (1, 6, 8), got {tuple(elements)}")
     known = tuple(range(1, _LARGEST + 1)) if elements is None else tuple(map(int, elements))
     wrong = [element for element in known if not 1 <= element <= _LARGEST]
     if wrong or not known or len(set(known)) < len(known):

@@ -116,7 +116,7 @@ def test_an_assembler_of_ones_own_gets_everything() -> None:
 def test_a_missing_target_names_loss_key_and_fields(batch: Any) -> None:
     message = (
         r"Validation batch is missing target attribute 'energy' required by EnergyMSELoss and EnergyMAELoss; "
-        r"did you mean 'energies'\?\. It has energies, forces; add the label"
+        r"did you mean 'energies'\? It has energies, forces; add the label"
     )
     with pytest.raises(MissingTargetError, match=message):
         assemble_loss_targets(LOSS, {}, batch, batch_label="Validation batch")

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
 from ase import Atoms
 from ase.build import bulk, molecule
+from models_rigs import Join, rattled, strained
 
 from nvalchemi_lightning.data import AtomicData, Batch
 from nvalchemi_lightning.models import PaiNN
-
-Join = Callable[..., Batch]
 
 
 @pytest.fixture(autouse=True)
@@ -42,27 +41,12 @@ def small() -> Callable[..., PaiNN]:
     return make
 
 
-def rattled(atoms: Atoms, seed: int = 0) -> Atoms:
-    moved = atoms.copy()
-    moved.positions += np.random.default_rng(seed).normal(scale=0.1, size=moved.positions.shape)
-    return moved
-
-
 @pytest.fixture
 def crystal() -> Atoms:
     """Return a skewed, left-handed periodic structure that is smaller than the cutoff."""
     atoms = rattled(bulk("Cu", "sc", a=2.6) * (2, 1, 1))
     atoms.numbers[0] = 79
     return strained(atoms, np.array([[0.04, 0.1, -0.05], [0.0, -0.03, 0.07], [0.0, 0.0, 0.02]]), [0, 2, 1])
-
-
-def strained(atoms: Atoms, strain: np.ndarray, order: Sequence[int] = (0, 1, 2)) -> Atoms:
-    """Deform positions and cell, and reorder the lattice vectors."""
-    changed = atoms.copy()
-    change = np.eye(3) + strain
-    changed.set_cell((np.array(atoms.cell) @ change)[list(order)])
-    changed.positions = atoms.positions @ change
-    return changed
 
 
 @pytest.fixture

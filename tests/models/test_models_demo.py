@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from ase import Atoms
-from conftest import Join
+from models_rigs import Join
 
 from nvalchemi_lightning.data import AtomicData, AtomicDataZarrReader
 from nvalchemi_lightning.errors import DataError

@@ -12,7 +12,7 @@ import pytest
 import torch
 from ase import Atoms
 from ase.io import read
-from conftest import Join
+from models_rigs import Join
 from torch import Tensor
 
 from nvalchemi_lightning.data import AtomicData, Batch

@@ -10,7 +10,7 @@ import pytest
 import torch
 from ase import Atoms
 from ase.io import read
-from conftest import Join, strained
+from models_rigs import Join, strained
 from torch import Tensor
 
 from nvalchemi_lightning.data import Batch
