@@ -170,7 +170,7 @@ class HookedRecipe(CountedRecipe):
         self.requests.deferred.append(action)
 
     def log(self, name: str, value: Tensor | float) -> None:
-        """Hand a scalar to the loggers and the progress bar at the next logging cadence.
+        """Hand a scalar to the loggers at the next logging cadence.
 
         Parameters
         ----------
