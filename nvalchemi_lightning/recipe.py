@@ -84,8 +84,8 @@ class TrainingRecipe(HookedRecipe):
     @model_validator(mode="before")
     @classmethod
     def _normalize(cls, data: Any) -> Any:
-        if not isinstance(data, dict):
-            return data
+        if not isinstance(data, dict) or set(data) - cls._keywords():
+            return data  # an unknown keyword is what there is to say first
         if "models" not in data:
             raise ConfigurationError(f"{cls.__name__} needs models=: one model, or models by name")
         data = dict(data)
