@@ -84,6 +84,7 @@ def test_feeding_data_module_under_a_trainer(store):
     assert running.predict(module, datamodule=data) == [list(range(20))]
 
 
+@pytest.mark.filterwarnings("ignore:Your .* sampler has shuffling enabled")  # Lightning's, about what is tested here
 def test_feeding_own_loaders_under_a_trainer(store):
     """Lightning makes the loader anew for prediction; the copy reads the same."""
     loader = DataLoader(Dataset(AtomicDataZarrReader(store)), batch_size=8, num_workers=1, seed=3, shuffle=True)
