@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 from lightning.pytorch import LightningDataModule
 
+import nvalchemi_lightning.owner  # noqa: F401  registers the strategies under their names
 from nvalchemi_lightning.data.atomic_data import AtomicData
 from nvalchemi_lightning.data.batch import Batch
 from nvalchemi_lightning.data.dataloader import DataLoader

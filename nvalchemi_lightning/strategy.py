@@ -80,10 +80,11 @@ class TrainingStrategy(TrainingRecipe):
         self._refuse_nesting("run")
         self.active_dataloader = as_loader(dataloader)
         self.check_duration()
+        options = self._trainer_options(trainer_options)
         module = AlchemiModule(self)
         try:
             with _lightning.quiet():
-                trainer = Trainer(**self._trainer_options(trainer_options))
+                trainer = Trainer(**options)
                 _lightning.align_epoch(trainer, self.epoch_count)
                 _lightning.fit(trainer, module)
         finally:
