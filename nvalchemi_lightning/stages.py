@@ -18,11 +18,11 @@ class TrainingStage(Enum):
 
     The loop, as pseudo-code::
 
-        SETUP                                   models on their device, optimizers not built yet
+        SETUP                               models placed, no optimizers yet
         until the target is reached:
             for batch in loader:
-                BEFORE_TRAINING                 first batch of the run
-                BEFORE_EPOCH                    first batch of the epoch
+                BEFORE_TRAINING             first batch of the run
+                BEFORE_EPOCH                first batch of the epoch
                 BEFORE_BATCH
                     gradients are zeroed
                 BEFORE_FORWARD
@@ -32,15 +32,15 @@ class TrainingStage(Enum):
                     losses = loss_fn(predictions, targets)
                 AFTER_LOSS
                 BEFORE_BACKWARD
-                DO_BACKWARD                     loss.backward(), once
+                DO_BACKWARD                 loss.backward(), once
                 AFTER_BACKWARD
                 BEFORE_OPTIMIZER_STEP
-                DO_OPTIMIZER_STEP               optimizers step, then their schedulers
+                DO_OPTIMIZER_STEP           optimizers step, then their schedulers
                 AFTER_OPTIMIZER_STEP
                     counters advance
                 AFTER_BATCH
                     validation that is due by steps: AFTER_VALIDATION, metric schedulers
-            AFTER_EPOCH                         the loader is exhausted, the epoch counter has advanced
+            AFTER_EPOCH                     loader exhausted, epoch counted
                 validation that is due by epochs: AFTER_VALIDATION, metric schedulers
         AFTER_TRAINING
             final validation, unless these weights were just validated: AFTER_VALIDATION
