@@ -229,17 +229,13 @@ def has_own_validation_data(trainer: Trainer, module: LightningModule) -> bool:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keep Lightning's informational messages (devices, tips, limits reached) off the terminal.
-
-    Also its use of ``LeafSpec``, which torch 2.13 deprecates: nobody but Lightning can change that.
-    """
+    """Keep Lightning's informational messages (devices, tips, limits reached) off the terminal."""
     loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric", "pytorch_lightning")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.WARNING)
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*LeafSpec", category=FutureWarning)
             # The owner logs at the end of every epoch too.
             warnings.filterwarnings("ignore", message=".*smaller than the logging interval")
             yield

@@ -16,3 +16,9 @@ def shared() -> Path:
     if not folder.is_dir():
         pytest.skip("the reference samples are absent (set NVALCHEMI_SHARED to their folder)")
     return folder
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run every test in an empty folder, so that nothing can be written beside the sources."""
+    monkeypatch.chdir(tmp_path)

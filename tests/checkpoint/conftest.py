@@ -10,15 +10,6 @@ import pytest
 
 from nvalchemi_lightning.specs.trust import _added, trust
 
-HERE = Path(__file__).parent
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let tests run a Trainer: Lightning uses a name that torch 2.13 deprecates."""
-    for item in items:
-        if HERE in item.path.parents:
-            item.add_marker(pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning"))
-
 
 @pytest.fixture(autouse=True)
 def _trusted_rigs() -> Iterator[None]:

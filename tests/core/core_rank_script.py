@@ -263,8 +263,6 @@ CHECKS = (ragged, owners_of_backward, validation_of_five, decisions, errors, sto
 
 def main(folder: Path) -> None:
     warnings.simplefilter("error")
-    warnings.filterwarnings("ignore", message=".*LeafSpec", category=FutureWarning)
-    warnings.filterwarnings("ignore", message=".*does not have many workers")
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     torch.set_num_threads(1)
     found = {}

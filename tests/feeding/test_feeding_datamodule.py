@@ -62,11 +62,8 @@ def trainer(**options) -> Trainer:
     )
 
 
-# Lightning uses a part of torch that is going away; its advice on workers does not fit sets of twenty structures.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning"),
-    pytest.mark.filterwarnings("ignore:.*does not have many workers"),
-]
+# Lightning uses a part of torch that is going away; under the strategies of this package it is silent.
+pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
 
 
 def test_feeding_data_module_under_a_trainer(store):

@@ -28,9 +28,6 @@ def with_blocks() -> list[Path]:
     return [page for page in pages if blocks(page.read_text(encoding="utf-8"))]
 
 
-# Two warnings of Lightning itself, which a page with a Trainer of its own shows.
-@pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
-@pytest.mark.filterwarnings("ignore:.*does not have many workers")
 @pytest.mark.parametrize("page", with_blocks(), ids=lambda page: str(page.relative_to(ROOT)))
 def test_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copy(ROOT / "examples" / "data" / "molecules.extxyz.gz", tmp_path)
