@@ -1,11 +1,19 @@
-"""Every Python block of the documentation runs, page by page, in a folder that holds the example data alone."""
+"""The documentation runs, page by page, in a folder that holds the example data alone.
+
+Python blocks are executed. Console blocks hold commands of ours behind ``$``, each with what it prints; a line ``...``
+stands for any lines.
+"""
 
 from __future__ import annotations
 
 import importlib
 import re
+import shlex
 import shutil
+import subprocess
+import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -14,13 +22,38 @@ import nvalchemi_lightning
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 SKIP = r"(?P<skip><!-- not executed: \S.*? -->\n+)?"
-BLOCK = re.compile(SKIP + r"^```python\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(SKIP + r"^```(?P<kind>python|console)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
+COMMAND = re.compile(r"^\$ (?P<words>(?:.*\\\n)*.*)\n(?P<output>(?:(?!\$ ).*\n)*)", re.MULTILINE)
+OURS = "nvalchemi-lightning"
 
 
-def blocks(text: str) -> list[tuple[int, str]]:
-    """Return line number and code of every block that is to run."""
+class Block(NamedTuple):
+    """A block that is to run."""
+
+    line: int
+    kind: str
+    code: str
+
+
+def blocks(text: str) -> list[Block]:
+    """Return every block that is to run."""
     found = [match for match in BLOCK.finditer(text) if not match["skip"]]
-    return [(text.count("\n", 0, match.start("code")), match["code"]) for match in found]
+    return [Block(text.count("\n", 0, match.start("code")), match["kind"], match["code"]) for match in found]
+
+
+def run_console(code: str) -> None:
+    """Run the commands of a console block and compare what they print."""
+    for command in COMMAND.finditer(code):
+        first, *rest = shlex.split(command["words"].replace("\\\n", " "))
+        assert first == OURS, f"a console block runs {OURS} alone; mark others as bash: {command['words']}"
+        words = [sys.executable, "-m", "nvalchemi_lightning", *rest]
+        done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+        assert matches(command["output"], done.stdout), f"$ {command['words']}\n{done.stdout}"
+
+
+def matches(expected: str, printed: str) -> bool:
+    pattern = re.escape(expected.rstrip() + "\n").replace(re.escape("...\n"), r"(?:.*\n)*")
+    return re.fullmatch(pattern, printed.rstrip() + "\n") is not None
 
 
 def with_blocks() -> list[Path]:
@@ -33,7 +66,10 @@ def test_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     shutil.copy(ROOT / "examples" / "data" / "molecules.extxyz.gz", tmp_path)
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, object] = {"__name__": "__docs__"}
-    for line, code in blocks(page.read_text(encoding="utf-8")):
+    for line, kind, code in blocks(page.read_text(encoding="utf-8")):
+        if kind == "console":
+            run_console(code)
+            continue
         # The padding makes tracebacks point at the lines of the page.
         exec(compile("\n" * line + code, str(page), "exec"), namespace)
 
@@ -49,11 +85,24 @@ y = 1
 ```bash
 ls
 ```
+```console
+$ nvalchemi-lightning nonsense
+no
+```
 """
 
 
-def test_only_unmarked_python_blocks_are_run() -> None:
-    assert blocks(PAGE) == [(2, "x = 1\n")]
+def test_only_unmarked_blocks_are_run() -> None:
+    assert blocks(PAGE) == [(2, "python", "x = 1\n"), (12, "console", "$ nvalchemi-lightning nonsense\nno\n")]
+
+
+def test_console_output_is_compared() -> None:
+    usage = "Usage: nvalchemi-lightning [OPTIONS] COMMAND [ARGS]...\n"
+    run_console(f"$ nvalchemi-lightning \\\n    nonsense\n{usage}...\n$ nvalchemi-lightning nonsense\n{usage}...\n")
+    with pytest.raises(AssertionError, match="No such command"):
+        run_console("$ nvalchemi-lightning nonsense\nsomething else\n")
+    with pytest.raises(AssertionError, match="alone"):
+        run_console("$ ls\n")
 
 
 DIRECTIVE = re.compile(r"^\.\. auto(?P<kind>\w+):: (?P<name>[\w.]+)", re.MULTILINE)
