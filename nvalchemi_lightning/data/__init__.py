@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from nvalchemi_lightning.data.edge_transform import NeighborListTransform as NeighborListTransform
     from nvalchemi_lightning.data.fields import FIELDS as FIELDS
     from nvalchemi_lightning.data.fields import Field as Field
+    from nvalchemi_lightning.data.origins import SampleOrigin as SampleOrigin
     from nvalchemi_lightning.data.sampler import EpochSampler as EpochSampler
     from nvalchemi_lightning.data.zarr_reader import AtomicDataZarrReader as AtomicDataZarrReader
     from nvalchemi_lightning.data.zarr_reader import Reader as Reader
@@ -38,6 +39,7 @@ _HOMES = {
     "MultiDataset": "data.dataset",
     "NeighborListTransform": "data.edge_transform",
     "Reader": "data.zarr_reader",
+    "SampleOrigin": "data.origins",
     "ZarrArrayConfig": "data.zarr_writer",
     "ZarrWriteConfig": "data.zarr_writer",
     "differences": "data.compare",

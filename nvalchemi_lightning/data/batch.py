@@ -15,6 +15,7 @@ from nvalchemi_lightning.data.collate import join, wrap_levels
 from nvalchemi_lightning.data.counts import Counts
 from nvalchemi_lightning.data.fields import FIELDS, Level, level_of
 from nvalchemi_lightning.data.layout import Layout, Parts
+from nvalchemi_lightning.data.origins import SampleOrigin
 from nvalchemi_lightning.data.select import GraphSlicer, Index, graph_numbers, select_graphs
 from nvalchemi_lightning.errors import ConfigurationError, ConfigurationTypeError, DataError
 
@@ -112,6 +113,12 @@ class Batch(Counts):
         """
         given: dict[Level, Mapping[str, Tensor]] = {"node": node, "edge": edge or {}, "system": system or {}}
         return cls._from_parts(wrap_levels(given, num_nodes_per_graph, num_edges_per_graph))
+
+    @property
+    def origins(self) -> tuple[SampleOrigin, ...]:
+        """Where each structure comes from, as the loader noted it; empty for a batch from elsewhere."""
+        noted: tuple[SampleOrigin, ...] = self.__dict__.get("_origins", ())
+        return noted if len(noted) == len(self) else ()
 
     @classmethod
     def _from_parts(cls, parts: Parts) -> Self:

@@ -12,6 +12,7 @@ from nvalchemi_lightning._keywords import refuse_unknown_keywords
 from nvalchemi_lightning.data.atomic_data import AtomicData
 from nvalchemi_lightning.data.batch import Batch
 from nvalchemi_lightning.data.dataset import InMemoryDataset
+from nvalchemi_lightning.data.origins import origins_of
 from nvalchemi_lightning.data.sampler import Epoch, EpochSampler, rank_and_world
 from nvalchemi_lightning.data.transforms import (
     BatchTransform,
@@ -304,6 +305,11 @@ class _Source(torch.utils.data.Dataset[Batch]):
         self._may_draw = bool(transforms) or getattr(dataset, "transforms", None) != ()
 
     def __getitems__(self, indices: Sequence[int]) -> Batch:
+        batch = self._transformed(indices)
+        batch.__dict__["_origins"] = origins_of(self._dataset, indices)
+        return batch
+
+    def _transformed(self, indices: Sequence[int]) -> Batch:
         if not self._may_draw:
             return self._read(indices)
         with random_state_of(mixed_seed(self._seed, *(abs(int(index)) for index in indices[:1]))):

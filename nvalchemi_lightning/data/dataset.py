@@ -14,6 +14,7 @@ from nvalchemi_lightning.data.batch import Batch
 from nvalchemi_lightning.data.collate import fill_rows
 from nvalchemi_lightning.data.fields import Level
 from nvalchemi_lightning.data.indices import resolve_indices
+from nvalchemi_lightning.data.origins import SampleOrigin, origins_of
 from nvalchemi_lightning.data.reader import Reader
 from nvalchemi_lightning.data.transforms import SampleTransform, apply_transforms, check_transforms, random_state_of
 from nvalchemi_lightning.errors import ConfigurationError, ConfigurationTypeError
@@ -75,6 +76,11 @@ class Dataset(torch.utils.data.Dataset[AtomicData]):
         absent = [name for name in batch.field_levels if not any(name in data for data in single)]
         changed = [self._transformed(data, index) for data, index in zip(single, indices, strict=True)]
         return _completed(Batch.from_data_list(changed), _templates(batch, absent))
+
+    def origins(self, indices: Sequence[int]) -> tuple[SampleOrigin, ...]:
+        """Return the reader and the number in it of each structure."""
+        source = self.reader.name
+        return tuple(SampleOrigin(source, int(index)) for index in indices)
 
     def _transformed(self, data: AtomicData, index: int) -> AtomicData:
         return apply_transforms(self.transforms, data, f"sample {index} of {self.reader.name}")
@@ -202,6 +208,10 @@ class MultiDataset(torch.utils.data.Dataset[AtomicData]):
                 for place, data in zip(places, batch.to_data_list(), strict=True):
                     found[place] = data
         return _completed(Batch.from_data_list([data for data in found if data is not None]), self._all_fields())
+
+    def origins(self, indices: Sequence[int]) -> tuple[SampleOrigin, ...]:
+        """Return the data set and the number in it of each structure."""
+        return tuple(origins_of(self.datasets[number], [local])[0] for number, local in self._located(indices))
 
     def _all_fields(self) -> dict[str, _Template]:
         """Return what the fields of all the data sets look like."""
