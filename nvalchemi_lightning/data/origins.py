@@ -17,12 +17,12 @@ class SampleOrigin(NamedTuple):
     ----------
     source : str
         Its store, or what else holds it.
-    index : int
-        Its number there, from 0.
+    number : int
+        Which one there, from 0.
     """
 
     source: str
-    index: int
+    number: int
 
 
 def origins_of(dataset: Any, indices: Sequence[int]) -> tuple[SampleOrigin, ...]:
