@@ -60,6 +60,8 @@ class TrainContext(HookContext):
         Flat and aligned; a scheduler may be None.
     gradients, grad_scaler : object or None
         Room for update hooks.
+    gradient_norm : Tensor or None
+        2-norm of all gradients before they were clipped, a scalar on the device; set by `GradientClipHook`.
     validation : dict or None
         The newest validation summary.
     validating : bool
@@ -79,5 +81,6 @@ class TrainContext(HookContext):
     lr_schedulers: list[Any] = field(default_factory=list)
     gradients: Any = None
     grad_scaler: Any = None
+    gradient_norm: Tensor | None = None
     validation: dict[str, Any] | None = None
     validating: bool = False

@@ -14,6 +14,7 @@ _HOME = {
     "HookContext": "context",
     "MixedPrecisionHook": "hooks.mixed_precision",
     "NeighborListHook": "hooks.neighbor_list",
+    "SpikeSkipHook": "hooks.spike_skip",
     "TrainContext": "context",
     "TrainingUpdateHook": "hooks.update",
     "TrainingUpdateOrchestrator": "hooks.update",

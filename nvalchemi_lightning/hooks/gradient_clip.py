@@ -10,6 +10,7 @@ from pydantic import Field, PrivateAttr, model_validator
 from torch import Tensor, nn
 
 from nvalchemi_lightning.errors import ConfigurationError, TrainingStateError
+from nvalchemi_lightning.hooks.gradients import optimized_parameters, total_norm
 from nvalchemi_lightning.hooks.update import TrainingUpdateHook
 from nvalchemi_lightning.stages import TrainingStage
 from nvalchemi_lightning.strict_model import StrictModel
@@ -40,8 +41,8 @@ class GradientClipHook(StrictModel, TrainingUpdateHook):
     Notes
     -----
     Acts once per step (not per batch of an accumulation window), after `MixedPrecisionHook` has unscaled the
-    gradients. The norm before clipping is logged as ``gradient/norm``, with ``per_model`` also as
-    ``gradient/norm/<model>``; nothing waits for the device.
+    gradients. The norm before clipping is left in ``ctx.gradient_norm`` for hooks that come later, and logged as
+    ``gradient/norm``, with ``per_model`` also as ``gradient/norm/<model>``; nothing waits for the device.
 
     Examples
     --------
@@ -85,12 +86,13 @@ class GradientClipHook(StrictModel, TrainingUpdateHook):
         return True, ctx.loss
 
     def _clip_all(self, ctx: Any) -> None:
-        optimized = {id(p): p for o in ctx.optimizers for group in o.param_groups for p in group["params"]}
+        optimized = optimized_parameters(ctx)
         groups: dict[str, Iterable[nn.Parameter]] = {"": optimized.values()}
         if self.per_model:
             groups = {key: [p for p in model.parameters() if id(p) in optimized] for key, model in ctx.models.items()}
         norms = {key: self._clip(parameters, ctx) for key, parameters in groups.items()}
-        total = self._last_total_norm = torch.nn.utils.get_total_norm(norms.values()) if self.per_model else norms[""]
+        total = torch.nn.utils.get_total_norm(norms.values()) if self.per_model else norms[""]
+        self._last_total_norm = ctx.gradient_norm = total
         if ctx.workflow is not None:
             for key, norm in norms.items() if self.per_model else ():
                 ctx.workflow.log(f"gradient/norm/{key}", norm)
@@ -98,7 +100,7 @@ class GradientClipHook(StrictModel, TrainingUpdateHook):
 
     def _clip(self, parameters: Iterable[nn.Parameter], ctx: Any) -> Tensor:
         held = [parameter for parameter in parameters if parameter.grad is not None]
-        norm = torch.nn.utils.get_total_norm([parameter.grad for parameter in held])  # type: ignore[misc]
+        norm = total_norm(held)
         if self.error_if_nonfinite and not bool(norm.isfinite()):
             raise TrainingStateError(_not_finite(held, norm, ctx))
         if self.max_norm is not None:

@@ -107,6 +107,7 @@ def test_models_are_clipped_together_or_one_by_one(per_model: bool) -> None:
     a, b = (model.w.grad for model in ctx.models.values())
     torch.testing.assert_close(a, torch.tensor([3.0, 4.0]) * (1.0 if per_model else 0.5))
     torch.testing.assert_close(b, torch.tensor([0.0, 6.5 if per_model else 6.0]), rtol=1e-5, atol=0)
+    assert ctx.gradient_norm is hook.last_total_norm
     assert log.scalars == {
         **({"gradient/norm/a": 5.0, "gradient/norm/b": 12.0} if per_model else {}),
         "gradient/norm": 13.0,
