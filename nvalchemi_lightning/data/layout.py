@@ -58,6 +58,16 @@ class Layout:
             self._neighbor_list = None
         return self._edges
 
+    def without_neighbor_list(self) -> Layout:
+        """Return this layout without the tensor that it may still have to count."""
+        return Layout(self.nodes, self.rows["edge"], self._edges)
+
+    def with_neighbor_list(self, fields: Mapping[str, Tensor]) -> Layout:
+        """Return this layout, with the tensor to count where the edges are not counted yet."""
+        if self._edges is not None or "neighbor_list" not in fields:
+            return self
+        return Layout(self.nodes, self.rows["edge"], neighbor_list=fields["neighbor_list"])
+
     def sizes(self, level: Level) -> list[int]:
         """Return the rows of each graph on a level; not to be changed."""
         if level == "node":
