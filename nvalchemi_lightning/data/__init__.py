@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from nvalchemi_lightning.data.dataloader import DataLoader as DataLoader
     from nvalchemi_lightning.data.dataset import Dataset as Dataset
     from nvalchemi_lightning.data.dataset import InMemoryDataset as InMemoryDataset
-    from nvalchemi_lightning.data.dataset import MultiDataset as MultiDataset
     from nvalchemi_lightning.data.edge_transform import NeighborListTransform as NeighborListTransform
     from nvalchemi_lightning.data.fields import FIELDS as FIELDS
     from nvalchemi_lightning.data.fields import Field as Field
+    from nvalchemi_lightning.data.multi_dataset import MultiDataset as MultiDataset
     from nvalchemi_lightning.data.origins import SampleOrigin as SampleOrigin
     from nvalchemi_lightning.data.sampler import EpochSampler as EpochSampler
     from nvalchemi_lightning.data.zarr_reader import AtomicDataZarrReader as AtomicDataZarrReader
@@ -36,7 +36,7 @@ _HOMES = {
     "FIELDS": "data.fields",
     "Field": "data.fields",
     "InMemoryDataset": "data.dataset",
-    "MultiDataset": "data.dataset",
+    "MultiDataset": "data.multi_dataset",
     "NeighborListTransform": "data.edge_transform",
     "Reader": "data.zarr_reader",
     "SampleOrigin": "data.origins",

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from nvalchemi_lightning.data import checks
 from nvalchemi_lightning.data.compare import differences
+from nvalchemi_lightning.data.edge_cutoff import CUTOFF
 from nvalchemi_lightning.data.fields import FIELDS, Level, known_levels, level_of
 from nvalchemi_lightning.data.holder import FieldHolder
 from nvalchemi_lightning.errors import ConfigurationError, DataError, UnknownNameError
@@ -153,6 +154,7 @@ class AtomicData(FieldHolder):
             self._check_cell({"cell": self.cell, "pbc": self.pbc, name: checked})
         if name == "neighbor_list":
             self._drop(self._at("edge"))
+            self.__dict__.pop(CUTOFF, None)
         self._store(name, checked, field.level)
 
     def _check_cell(self, fields: Mapping[str, Tensor | None]) -> None:

@@ -13,6 +13,7 @@ from nvalchemi_lightning.data.atomic_data import AtomicData
 from nvalchemi_lightning.data.checks import check_free_name, check_row_shape
 from nvalchemi_lightning.data.collate import join, wrap_levels
 from nvalchemi_lightning.data.counts import Counts
+from nvalchemi_lightning.data.edge_cutoff import CUTOFF, reaching_like
 from nvalchemi_lightning.data.fields import FIELDS, Level, level_of
 from nvalchemi_lightning.data.layout import Layout, Parts
 from nvalchemi_lightning.data.origins import SampleOrigin
@@ -82,7 +83,7 @@ class Batch(Counts):
             data if isinstance(data, AtomicData) else _wrapped(index, data, field_levels)
             for index, data in enumerate(data_list)
         ]
-        batch = cls._from_parts(join(pieces, exclude_keys))
+        batch = cls._joined(pieces, exclude_keys)
         return batch if device is None or batch.device == torch.device(device) else batch.to(device)
 
     @classmethod
@@ -121,6 +122,10 @@ class Batch(Counts):
         return noted if len(noted) == len(self) else ()
 
     @classmethod
+    def _joined(cls, pieces: Sequence[Batch | AtomicData], exclude: Collection[str] = ()) -> Self:
+        return reaching_like(cls._from_parts(join(pieces, exclude)), pieces)
+
+    @classmethod
     def _from_parts(cls, parts: Parts) -> Self:
         return cls._build(parts.fields, parts.levels, _layout=parts.layout)
 
@@ -151,6 +156,7 @@ class Batch(Counts):
             check_row_shape(name, value, level, value.shape[0] if isinstance(value, Tensor) and value.ndim else 0)
             self._drop(self._at("edge"))
             self.__dict__["_layout"] = Layout(self._layout.nodes, value.shape[0], neighbor_list=value)
+            self.__dict__.pop(CUTOFF, None)
         else:
             check_row_shape(name, value, level, self._layout.rows[level])
         self._store(name, value, level)
@@ -231,7 +237,7 @@ class Batch(Counts):
         """
         gone = self._droppable(drop)
         parts = self._parts()._replace(levels={name: at for name, at in self._levels.items() if name not in gone})
-        return self._from_parts(select_graphs(parts, graph_numbers(index, len(self))))
+        return reaching_like(self._from_parts(select_graphs(parts, graph_numbers(index, len(self)))), [self])
 
     def get_data(self, index: int) -> AtomicData:
         """Return one structure, as :meth:`to_data_list` does.
@@ -242,7 +248,8 @@ class Batch(Counts):
             If there is no such structure.
         """
         (graph,) = graph_numbers(index, len(self))
-        return AtomicData.unchecked(GraphSlicer(self._parts()).one(graph), self._custom_levels())
+        single = AtomicData.unchecked(GraphSlicer(self._parts()).one(graph), self._custom_levels())
+        return reaching_like(single, [self])
 
     def to_data_list(self) -> list[AtomicData]:
         """Return all structures, whose tensors share memory with the batch where they can.
@@ -251,7 +258,9 @@ class Batch(Counts):
         the opposite of what :meth:`from_data_list` fills in.
         """
         custom = self._custom_levels()
-        return [AtomicData.unchecked(single, custom) for single in GraphSlicer(self._parts()).all()]
+        return [
+            reaching_like(AtomicData.unchecked(single, custom), [self]) for single in GraphSlicer(self._parts()).all()
+        ]
 
     def _custom_levels(self) -> dict[str, Level] | None:
         # Without fields of one's own the structures share one mapping of levels.
@@ -265,7 +274,9 @@ class Batch(Counts):
         DataError
             As for :meth:`from_data_list`; this batch is then unchanged.
         """
-        self.__dict__.update(self._from_parts(join([self, other])).__dict__)
+        joined = self._joined([self, other])
+        self.__dict__.pop(CUTOFF, None)
+        self.__dict__.update(joined.__dict__)
 
     def to(
         self,

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
-import numpy as np
 import torch.utils.data
-from torch import Tensor
 
 from nvalchemi_lightning.data.atomic_data import AtomicData
 from nvalchemi_lightning.data.batch import Batch
-from nvalchemi_lightning.data.collate import fill_rows
-from nvalchemi_lightning.data.fields import Level
-from nvalchemi_lightning.data.indices import resolve_indices
-from nvalchemi_lightning.data.origins import SampleOrigin, origins_of
+from nvalchemi_lightning.data.completion import completed, templates_of
+from nvalchemi_lightning.data.origins import SampleOrigin
 from nvalchemi_lightning.data.reader import Reader
-from nvalchemi_lightning.data.transforms import SampleTransform, apply_transforms, check_transforms, random_state_of
+from nvalchemi_lightning.data.transforms import BatchTransform, SampleTransform, apply_transforms, check_transforms
 from nvalchemi_lightning.errors import ConfigurationError, ConfigurationTypeError
 
-__all__ = ["Dataset", "InMemoryDataset", "MultiDataset"]
+__all__ = ["Dataset", "InMemoryDataset"]
 
 
 class Dataset(torch.utils.data.Dataset[AtomicData]):
@@ -75,7 +70,7 @@ class Dataset(torch.utils.data.Dataset[AtomicData]):
         single = batch.to_data_list()
         absent = [name for name in batch.field_levels if not any(name in data for data in single)]
         changed = [self._transformed(data, index) for data, index in zip(single, indices, strict=True)]
-        return _completed(Batch.from_data_list(changed), _templates(batch, absent))
+        return completed(Batch.from_data_list(changed), templates_of(batch, absent))
 
     def origins(self, indices: Sequence[int]) -> tuple[SampleOrigin, ...]:
         """Return the reader and the number in it of each structure."""
@@ -84,35 +79,6 @@ class Dataset(torch.utils.data.Dataset[AtomicData]):
 
     def _transformed(self, data: AtomicData, index: int) -> AtomicData:
         return apply_transforms(self.transforms, data, f"sample {index} of {self.reader.name}")
-
-
-class _Template(NamedTuple):
-    """A field: its level, and no rows of it."""
-
-    level: Level
-    like: Tensor
-
-
-def _templates(batch: Batch, names: Iterable[str]) -> dict[str, _Template]:
-    return {name: _Template(batch.field_levels[name], batch[name][:0].clone()) for name in names}
-
-
-def _completed(batch: Batch, wanted: Mapping[str, _Template]) -> Batch:
-    """Return the batch with every wanted field, NaN where none of its structures has the label."""
-    levels: dict[Level, dict[str, Tensor]] = {"node": {}, "edge": {}, "system": {}}
-    for name, value in batch:
-        levels[batch.field_levels[name]][name] = value
-    edges = batch.num_edges_per_graph if levels["edge"] else None
-    for name, (level, like) in wanted.items():
-        if name not in batch:
-            levels[level][name] = fill_rows(name, level, batch, like, 0)
-    return Batch.from_levels(
-        node=levels["node"],
-        edge=levels["edge"],
-        system=levels["system"],
-        num_nodes_per_graph=batch.num_nodes_per_graph,
-        num_edges_per_graph=edges,
-    )
 
 
 class InMemoryDataset(Dataset):
@@ -124,6 +90,9 @@ class InMemoryDataset(Dataset):
         The structures.
     reader : Reader, optional
         Where to read them all from instead, such as an ``AtomicDataZarrReader``.
+    prepare : sequence of callable, optional
+        Functions ``Batch -> Batch``, applied once, now, to all structures together, such as
+        ``NeighborListTransform(5.0)``. They must keep number and order of the structures.
     transforms : sequence of callable, optional
         Functions ``AtomicData -> AtomicData``, applied in turn whenever a structure is taken.
 
@@ -131,6 +100,10 @@ class InMemoryDataset(Dataset):
     ------
     ConfigurationError
         Unless exactly one of ``structures`` and ``reader`` is given.
+    ConfigurationTypeError
+        If ``prepare`` or ``transforms`` is not a sequence of functions.
+    DataError
+        If a function of ``prepare`` fails.
     """
 
     def __init__(
@@ -138,9 +111,12 @@ class InMemoryDataset(Dataset):
         structures: Batch | Sequence[AtomicData] | None = None,
         *,
         reader: Reader | None = None,
+        prepare: Sequence[BatchTransform] | None = None,
         transforms: Sequence[SampleTransform] | None = None,
     ) -> None:
-        super().__init__(_InMemoryReader(_gathered(structures, reader)), transforms)
+        functions = check_transforms(prepare, "prepare")
+        batch = _gathered(structures, reader)
+        super().__init__(_InMemoryReader(apply_transforms(functions, batch, "all structures")), transforms)
 
 
 def _gathered(structures: Batch | Sequence[AtomicData] | None, reader: Reader | None) -> Batch:
@@ -164,69 +140,3 @@ class _InMemoryReader:
 
     def read_batch(self, indices: Sequence[int]) -> Batch:
         return self._batch.index_select(indices)
-
-
-class MultiDataset(torch.utils.data.Dataset[AtomicData]):
-    """Several data sets one after another.
-
-    They may have different labels: in a batch, a label that a structure lacks is NaN.
-
-    Parameters
-    ----------
-    *datasets : Dataset
-        At least one.
-
-    Raises
-    ------
-    ConfigurationError
-        If there are none.
-    """
-
-    def __init__(self, *datasets: Dataset) -> None:
-        if not datasets:
-            raise ConfigurationError("MultiDataset needs at least one data set")
-        self.datasets = datasets
-        self._wanted: dict[str, _Template] | None = None
-        self._ends = np.cumsum([len(dataset) for dataset in datasets])
-
-    def __len__(self) -> int:
-        return int(self._ends[-1])
-
-    def __getitem__(self, index: int) -> AtomicData:
-        """Return one structure; negative numbers count from the end."""
-        ((number, local),) = self._located([index])
-        return self.datasets[number][local]
-
-    def __getitems__(self, indices: Sequence[int]) -> Batch:
-        """Return several structures as a batch; each data set reads its own together."""
-        located = self._located(indices)
-        found: list[AtomicData | None] = [None] * len(located)
-        for number, dataset in enumerate(self.datasets):
-            places = [place for place, (owner, _) in enumerate(located) if owner == number]
-            if places:
-                batch = dataset.__getitems__([located[place][1] for place in places])
-                for place, data in zip(places, batch.to_data_list(), strict=True):
-                    found[place] = data
-        return _completed(Batch.from_data_list([data for data in found if data is not None]), self._all_fields())
-
-    def origins(self, indices: Sequence[int]) -> tuple[SampleOrigin, ...]:
-        """Return the data set and the number in it of each structure."""
-        return tuple(origins_of(self.datasets[number], [local])[0] for number, local in self._located(indices))
-
-    def _all_fields(self) -> dict[str, _Template]:
-        """Return what the fields of all the data sets look like."""
-        if self._wanted is None:
-            self._wanted = {}
-            # When this happens must not matter to random transforms of the batch.
-            with random_state_of(0):
-                for dataset in filter(len, self.datasets):
-                    first = dataset.__getitems__([0])
-                    self._wanted |= _templates(first, first.field_levels)
-        return self._wanted
-
-    def _located(self, indices: Sequence[int]) -> list[tuple[int, int]]:
-        """Return the data set and the position in it of each index."""
-        positions = resolve_indices(indices, len(self), "MultiDataset")
-        owners = np.searchsorted(self._ends, positions, side="right")
-        starts = np.concatenate(([0], self._ends[:-1]))
-        return list(zip(owners.tolist(), (positions - starts[owners]).tolist(), strict=True))

@@ -6,6 +6,7 @@ from typing import TypeVar
 
 from nvalchemi_lightning.data.atomic_data import AtomicData
 from nvalchemi_lightning.data.batch import Batch
+from nvalchemi_lightning.data.edge_cutoff import reaching
 from nvalchemi_lightning.neighbors import check_cutoff, neighbor_list
 
 __all__ = ["NeighborListTransform"]
@@ -30,7 +31,11 @@ class NeighborListTransform:
     --------
     Edges computed once, for data that stay in memory::
 
-        InMemoryDataset(NeighborListTransform(5.0)(Batch.from_data_list(structures)))
+        InMemoryDataset(structures, prepare=[NeighborListTransform(5.0)])
+
+    Edges kept in a store::
+
+        AtomicDataZarrWriter("edges.zarr").write(map(NeighborListTransform(5.0), structures))
 
     Edges computed whenever a structure is read, by the workers of the loader::
 
@@ -38,7 +43,10 @@ class NeighborListTransform:
 
     Notes
     -----
-    A model uses the edges that a batch brings. A ``NeighborListHook`` would replace them, so leave it out.
+    A model uses the edges that a batch brings. A ``NeighborListHook`` would replace them, so leave it out. The cutoff
+    is noted on the result and in the store: a model with a larger one refuses the edges.
+
+    A transform that moves atoms afterwards, unless it moves all of a structure alike, makes the edges wrong.
     """
 
     def __init__(self, cutoff: float) -> None:
@@ -51,4 +59,4 @@ class NeighborListTransform:
         edges, shifts = neighbor_list(data, self.cutoff)
         changed.neighbor_list = edges
         changed.neighbor_list_shifts = shifts
-        return changed
+        return reaching(changed, self.cutoff)

@@ -13,15 +13,18 @@ from torch import Tensor
 
 from nvalchemi_lightning.data.batch import Batch
 from nvalchemi_lightning.data.collate import fill_rows
+from nvalchemi_lightning.data.edge_cutoff import reach_of
 from nvalchemi_lightning.data.elements import standard_masses
 from nvalchemi_lightning.data.fields import FIELDS, Level
 from nvalchemi_lightning.data.zarr_arrays import array_of, create_array
 from nvalchemi_lightning.data.zarr_layout import (
     DERIVED_FIELDS,
+    EDGES_REACH,
     StoredField,
     ZarrWriteConfig,
     committed_samples,
     declared_levels,
+    edges_reach,
     last_pointer,
     stored_array,
     stored_fields,
@@ -68,6 +71,7 @@ class Appender:
         }
         self._committed = dict(self._rows)
         self._added: dict[Level, list[NDArray[np.int64]]] = {"node": [], "edge": []}
+        self._reaches: list[float | None] = [edges_reach(group)] if samples else []
 
     def add(self, batch: Batch) -> None:
         """Write the structures of a batch; everything is checked before anything is written.
@@ -89,6 +93,7 @@ class Appender:
         edges = "edge" in levels.values()
         self._advance("edge", batch.num_edges_per_graph if edges else torch.zeros(batch.num_graphs, dtype=torch.int64))
         self._rows["system"] += batch.num_graphs
+        self._reaches.append(reach_of(batch))
 
     def _checked(self, name: str, given: dict[str, NDArray[Any]], batch: Batch) -> NDArray[Any]:
         """Return the rows of a field that the store has, filled in where the batch lacks it."""
@@ -168,7 +173,15 @@ class Appender:
             self._extend(f"meta/{kind}_ptr", samples + 1, self._committed[level] + np.cumsum(sizes))
             self._extend(f"meta/{kind}_mask", self._committed[level], np.ones(int(sizes.sum()), dtype=np.bool_))
         self._extend("meta/samples_mask", samples, np.ones(self._rows["system"] - samples, dtype=np.bool_))
-        self._group.attrs.update({"num_samples": self._rows["system"], "fields": declared_levels(self._fields)})
+        declared: dict[str, Any] = {"num_samples": self._rows["system"], "fields": declared_levels(self._fields)}
+        self._group.attrs.update({**declared, **self._reach()})
+
+    def _reach(self) -> dict[str, float | None]:
+        """Return what to note about the cutoff of the stored edges."""
+        known = [reach for reach in self._reaches if reach is not None]
+        if len(known) == len(self._reaches):
+            return {EDGES_REACH: min(known)}
+        return {EDGES_REACH: None} if EDGES_REACH in self._group.attrs else {}
 
     def _extend(self, path: str, start: int, values: NDArray[Any]) -> None:
         array = stored_array(self._group, path, self._name)

@@ -32,6 +32,7 @@ from nvalchemi_lightning.strict_model import StrictModel
 
 __all__ = [
     "DERIVED_FIELDS",
+    "EDGES_REACH",
     "LEVEL_NAMES",
     "STORE_LEVELS",
     "StoredField",
@@ -40,6 +41,7 @@ __all__ = [
     "ZarrWriteConfig",
     "committed_samples",
     "declared_levels",
+    "edges_reach",
     "last_pointer",
     "local_path",
     "open_store",
@@ -54,6 +56,9 @@ LEVEL_NAMES: dict[str, Level] = {"atom": "node", "edge": "edge", "system": "syst
 """Level as the store spells it to level of a batch."""
 
 STORE_LEVELS: dict[Level, str] = {level: name for name, level in LEVEL_NAMES.items()}
+
+EDGES_REACH = "neighbor_list_cutoff"
+"""Attribute of a store that notes the cutoff of its edges [A]; nvalchemi-toolkit ignores it."""
 
 DERIVED_FIELDS = frozenset({"neighbor_matrix", "neighbor_matrix_shifts", "num_neighbors"})
 """Fields that a store has no place for: their atom numbers have a meaning in one batch only."""
@@ -260,6 +265,12 @@ def last_pointer(group: zarr.Group, kind: Literal["atoms", "edges"], samples: in
     if pointers.shape[0] <= samples:
         raise StoreError(f"{name}: meta/{kind}_ptr has {pointers.shape[0]} rows but {samples} samples need one more")
     return int(np.asarray(pointers[samples]))
+
+
+def edges_reach(group: zarr.Group) -> float | None:
+    """Return the cutoff of the stored edges [A]; None where it is not noted."""
+    noted = group.attrs.get(EDGES_REACH)
+    return float(noted) if isinstance(noted, (int, float)) else None
 
 
 def declared_levels(fields: Mapping[str, StoredField]) -> dict[str, dict[str, str]]:

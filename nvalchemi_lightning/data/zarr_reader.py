@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nvalchemi_lightning.data.batch import Batch
+from nvalchemi_lightning.data.edge_cutoff import reaching
 from nvalchemi_lightning.data.fields import CORE_FIELDS, LEVELS, Level
 from nvalchemi_lightning.data.indices import IndexLike, resolve_indices
 from nvalchemi_lightning.data.reader import Reader
@@ -22,6 +23,7 @@ from nvalchemi_lightning.data.zarr_layout import (
     StoredField,
     ZarrStoreLike,
     committed_samples,
+    edges_reach,
     open_store,
     store_name,
     stored_array,
@@ -178,13 +180,14 @@ class AtomicDataZarrReader:
         sizes = atoms.sizes[samples]
         levels = opened.levels(samples, atoms.starts[samples] - (np.cumsum(sizes) - sizes))
         tensors = {level: {name: torch.from_numpy(rows) for name, rows in levels[level].items()} for level in LEVELS}
-        return Batch.from_levels(
+        batch = Batch.from_levels(
             node=tensors["node"],
             edge=tensors["edge"],
             system=tensors["system"],
             num_nodes_per_graph=torch.from_numpy(sizes),
             num_edges_per_graph=torch.from_numpy(opened.index.edges.sizes[samples]) if tensors["edge"] else None,
         )
+        return reaching(batch, opened.edges_reach) if "neighbor_list" in batch else batch
 
     def refresh(self) -> None:
         """Look at the store anew, after it was appended to."""
@@ -248,6 +251,7 @@ class _Opened:
         self._name = store_name(store)
         self._group = open_store(store, "r")
         self.fields = _chosen(stored_fields(self._group, self._name), only, self._name)
+        self.edges_reach = edges_reach(self._group)
         self._cache = ChunkCache(cache_bytes)
         self._index: _Index | None = None
         self._arrays: dict[str, StoredRows] = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from nvalchemi_lightning.data.edge_cutoff import reaching
 from nvalchemi_lightning.errors import ConfigurationError
 from nvalchemi_lightning.models.base import NeighborConfig, NeighborListFormat
 from nvalchemi_lightning.neighbors import neighbor_list
@@ -37,8 +38,8 @@ class NeighborListHook:
     Notes
     -----
     At ``BEFORE_FORWARD`` it fires for every training and validation batch. Edges that came with the batch are
-    replaced, since nothing tells their cutoff; without this hook they are used as they are. Structures that come
-    again and again are cheaper with `NeighborListTransform`, which searches once. Nothing is checkpointed.
+    replaced, since the atoms may have moved; without this hook they are used as they are. Structures that come again
+    and again are cheaper with `NeighborListTransform`, which searches once. Nothing is checkpointed.
     """
 
     frequency: int = 1
@@ -72,3 +73,4 @@ class NeighborListHook:
     def __call__(self, ctx: Any, stage: TrainingStage) -> None:
         """Give ``ctx.batch`` its edges."""
         ctx.batch.neighbor_list, ctx.batch.neighbor_list_shifts = neighbor_list(ctx.batch, self.cutoff)
+        reaching(ctx.batch, self.cutoff)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nvalchemi_lightning.data.edge_cutoff import check_reach
 from nvalchemi_lightning.errors import DataError
 from nvalchemi_lightning.models.differentiation import savable
 from nvalchemi_lightning.neighbors import edge_vectors, neighbor_list
@@ -66,14 +67,15 @@ class AtomGraph:
         Raises
         ------
         DataError
-            If a periodic batch brings edges without their lattice images.
+            If a periodic batch brings edges without their lattice images, or edges that are known to be too short.
         """
         edges, shifts = getattr(data, "neighbor_list", None), getattr(data, "neighbor_list_shifts", None)
         cell, pbc = getattr(data, "cell", None), getattr(data, "pbc", None)
         if edges is None:
             edges, shifts = neighbor_list(data, cutoff)
-        elif shifts is None and pbc is not None and bool(pbc.any()):
-            raise DataError("the batch is periodic and has neighbor_list but no neighbor_list_shifts; give both")
+        else:
+            check_reach(data, cutoff)
+            _check_shifts(shifts, pbc)
         structure = structure_of_atoms(data)
         edges = savable(edges.long())
         source, target = edges.t().contiguous().unbind(0)
@@ -91,3 +93,8 @@ class AtomGraph:
     def sum_over_structures(self, values: Tensor) -> Tensor:
         """Add up values of atoms, shape (V, ...), for each structure: shape (B, ...)."""
         return values.new_zeros(self.num_structures, *values.shape[1:]).index_add(0, self.structure, values)
+
+
+def _check_shifts(shifts: Tensor | None, pbc: Tensor | None) -> None:
+    if shifts is None and pbc is not None and bool(pbc.any()):
+        raise DataError("the batch is periodic and has neighbor_list but no neighbor_list_shifts; give both")
