@@ -34,7 +34,7 @@ class AtomicDataModule(LightningDataModule):
     eval_batch_size : int, optional
         The same in evaluation; default: ``batch_size``. It does not change results.
     num_workers : int, default 0
-        Processes that read ahead, per loader.
+        Processes that read ahead, per loader; they stay from one epoch to the next.
     seed : int, default 0
         With the epoch, decides the order of training and what random transforms draw.
     drop_last : bool, default False
@@ -83,6 +83,7 @@ class AtomicDataModule(LightningDataModule):
         self._eval_options: dict[str, Any] = {"batch_size": eval_batch_size or batch_size}
         self._options: dict[str, Any] = {
             "num_workers": num_workers,
+            "persistent_workers": num_workers > 0,
             "seed": seed,
             "batch_transforms": batch_transforms,
             "pin_memory": pin_memory,

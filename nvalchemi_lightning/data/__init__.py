@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from nvalchemi_lightning.data.fields import FIELDS as FIELDS
     from nvalchemi_lightning.data.fields import Field as Field
     from nvalchemi_lightning.data.multi_dataset import MultiDataset as MultiDataset
+    from nvalchemi_lightning.data.multi_sampler import MultiDatasetBatchSampler as MultiDatasetBatchSampler
+    from nvalchemi_lightning.data.multi_sampler import MultiDatasetSampler as MultiDatasetSampler
     from nvalchemi_lightning.data.origins import SampleOrigin as SampleOrigin
     from nvalchemi_lightning.data.sampler import EpochSampler as EpochSampler
     from nvalchemi_lightning.data.zarr_reader import AtomicDataZarrReader as AtomicDataZarrReader
@@ -37,6 +39,8 @@ _HOMES = {
     "Field": "data.fields",
     "InMemoryDataset": "data.dataset",
     "MultiDataset": "data.multi_dataset",
+    "MultiDatasetBatchSampler": "data.multi_sampler",
+    "MultiDatasetSampler": "data.multi_sampler",
     "NeighborListTransform": "data.edge_transform",
     "Reader": "data.zarr_reader",
     "SampleOrigin": "data.origins",

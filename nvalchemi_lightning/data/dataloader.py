@@ -289,7 +289,8 @@ class DataLoader(torch.utils.data.DataLoader[Batch]):
         return world * self._smallest_batch if self.drop_last else 1
 
     def _check_not_empty(self) -> None:
-        samples, (_, world) = len(self.dataset), rank_and_world()  # type: ignore[arg-type]
+        world = rank_and_world()[1]
+        samples = len(self.dataset) if self._order is None else self._order.epoch_size  # type: ignore[arg-type]
         needed = self._needed_samples(world)
         if samples < needed:
             raise ConfigurationError(

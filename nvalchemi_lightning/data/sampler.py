@@ -138,20 +138,26 @@ class EpochSampler(DistributedSampler[int]):
         self._check_padding(rank_and_world()[1])
         return self.remaining(0)
 
+    @property
+    def epoch_size(self) -> int:
+        """Number of samples of a whole epoch over all ranks, without padding."""
+        return len(self.dataset)
+
     def remaining(self, start: int) -> int:
         """Return how many samples of this rank remain from a position in the order over all ranks."""
         rank, world = rank_and_world()
-        left = max(0, len(self.dataset) - start)
+        left = max(0, self.epoch_size - start)
         return (left + (world - 1 if self.pad else world - 1 - rank)) // world
 
     def _order(self) -> torch.Tensor:
+        """Return the order of the epoch over all ranks."""
         if not self.shuffle:
-            return torch.arange(len(self.dataset))
+            return torch.arange(self.epoch_size)
         generator = torch.Generator().manual_seed(mixed_seed(self.seed, self.epoch))
-        return torch.randperm(len(self.dataset), generator=generator)
+        return torch.randperm(self.epoch_size, generator=generator)
 
     def _check_padding(self, world: int) -> None:
-        if self.pad and len(self.dataset) < world:
+        if self.pad and self.epoch_size < world:
             raise ConfigurationError(
-                f"{len(self.dataset)} sample(s) cannot be divided among {world} ranks; use fewer ranks or more data"
+                f"{self.epoch_size} sample(s) cannot be divided among {world} ranks; use fewer ranks or more data"
             )

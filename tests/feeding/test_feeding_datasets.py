@@ -95,13 +95,6 @@ def test_feeding_sets_with_different_labels_mix(tmp_path):
         assert batch.field_levels["gap"] == "system"
 
 
-def test_feeding_sets_of_which_one_has_edges_are_refused():
-    dataset = MultiDataset(InMemoryDataset(make_structures(3, edges=True)), InMemoryDataset(make_structures(3)))
-    assert dataset[0].num_edges == 0
-    with pytest.raises(DataError, match="has no 'neighbor_list' but others do"):
-        dataset.__getitems__([3, 4])
-
-
 def test_feeding_datasets_refuse_what_cannot_be(store):
     with pytest.raises(ConfigurationTypeError, match="reader must have read_batch, got str; for a path use"):
         Dataset(str(store))
