@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from nvalchemi_lightning.data.dataloader import DataLoader as DataLoader
     from nvalchemi_lightning.data.dataset import Dataset as Dataset
     from nvalchemi_lightning.data.dataset import InMemoryDataset as InMemoryDataset
+    from nvalchemi_lightning.data.dialect import Dialect as Dialect
     from nvalchemi_lightning.data.edge_transform import NeighborListTransform as NeighborListTransform
     from nvalchemi_lightning.data.fields import FIELDS as FIELDS
     from nvalchemi_lightning.data.fields import Field as Field
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from nvalchemi_lightning.data.multi_sampler import MultiDatasetSampler as MultiDatasetSampler
     from nvalchemi_lightning.data.origins import SampleOrigin as SampleOrigin
     from nvalchemi_lightning.data.sampler import EpochSampler as EpochSampler
+    from nvalchemi_lightning.data.source import Source as Source
+    from nvalchemi_lightning.data.sources import open_source as open_source
+    from nvalchemi_lightning.data.sources import read_structures as read_structures
     from nvalchemi_lightning.data.zarr_reader import AtomicDataZarrReader as AtomicDataZarrReader
     from nvalchemi_lightning.data.zarr_reader import Reader as Reader
     from nvalchemi_lightning.data.zarr_writer import AtomicDataZarrWriter as AtomicDataZarrWriter
@@ -34,6 +38,7 @@ _HOMES = {
     "Batch": "data.batch",
     "DataLoader": "data.dataloader",
     "Dataset": "data.dataset",
+    "Dialect": "data.dialect",
     "EpochSampler": "data.sampler",
     "FIELDS": "data.fields",
     "Field": "data.fields",
@@ -44,9 +49,12 @@ _HOMES = {
     "NeighborListTransform": "data.edge_transform",
     "Reader": "data.zarr_reader",
     "SampleOrigin": "data.origins",
+    "Source": "data.source",
     "ZarrArrayConfig": "data.zarr_writer",
     "ZarrWriteConfig": "data.zarr_writer",
     "differences": "data.compare",
+    "open_source": "data.sources",
+    "read_structures": "data.sources",
 }
 """Public name to module; a module is imported when a name of it is first used."""
 

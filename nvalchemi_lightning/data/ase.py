@@ -44,20 +44,25 @@ _MAX_CHARGE_ROUNDING = 1e-2
 """Largest distance [e] of the sum of the partial charges from a whole number."""
 
 
-class _Places(NamedTuple):
+class LabelPlaces(NamedTuple):
     """The places in which ASE keeps labels."""
 
     info: Mapping[str, Any]
     arrays: Mapping[str, Any]
     results: Mapping[str, Any]
 
+    def value(self, label: str, key: str) -> Any:
+        """Return what lies under a key, None where nothing does: per atom or per structure first, then results."""
+        own = self.arrays if FIELDS[label].level == "node" else self.info
+        value = own.get(key)
+        return self.results.get(key) if value is None else value
+
     def find(self, label: str, key: str) -> NDArray[np.float64] | None:
         """Return the numbers under a key; None where a default key is absent or all numbers are NaN."""
-        own = self.arrays if FIELDS[label].level == "node" else self.info
-        for place in (own, self.results):
-            if place.get(key) is not None:
-                values = _numbers(label, key, place[key])
-                return None if np.isnan(values).all() else values
+        value = self.value(label, key)
+        if value is not None:
+            values = _numbers(label, key, value)
+            return None if np.isnan(values).all() else values
         if key != DEFAULT_KEYS[label]:
             raise LabelNotFoundError(self._not_found(label, key))
         return None
@@ -114,17 +119,18 @@ def from_atoms(
         begins with the chemical formula.
     """
     try:
-        fields = _structure(atoms, dtype) | _labels(_places(atoms), keys)
+        fields = structure_fields(atoms, dtype) | label_fields(label_places(atoms), keys)
         if z_table is not None:
             fields["node_attrs"] = _one_hot(atoms.numbers, tuple(z_table))
-        data = cls(**fields, info=_info(atoms.info, keys))
+        data = cls(**fields, info=info_numbers(atoms.info, keys))
     except DataError as error:
         formula = f"{atoms.symbols.formula:hill}" or "no atoms"
         raise type(error)(f"{formula}: {error}") from error
     return data if torch.device(device) == data.device else data.to(device)
 
 
-def _structure(atoms: Atoms, dtype: torch.dtype) -> dict[str, Tensor]:
+def structure_fields(atoms: Atoms, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Return what is not a label: positions in ``dtype``, numbers, cell, pbc and masses."""
     fields = {
         "positions": torch.tensor(atoms.positions, dtype=dtype),
         "atomic_numbers": torch.tensor(atoms.numbers, dtype=torch.int32),
@@ -137,7 +143,14 @@ def _structure(atoms: Atoms, dtype: torch.dtype) -> dict[str, Tensor]:
     return fields
 
 
-def _places(atoms: Atoms) -> _Places:
+def label_places(atoms: Atoms) -> LabelPlaces:
+    """Return where to look for labels.
+
+    Raises
+    ------
+    DataError
+        If the calculator's results belong to another geometry.
+    """
     results = {} if atoms.calc is None else atoms.calc.results
     measured = getattr(atoms.calc, "atoms", None)
     if results and measured is not None and not _same_geometry(measured, atoms):
@@ -145,7 +158,7 @@ def _places(atoms: Atoms) -> _Places:
             "the structure changed after its calculator was attached, so the calculator's results are not its labels; "
             "compute them again, or copy those that still hold to atoms.info and atoms.arrays and set atoms.calc = None"
         )
-    return _Places(atoms.info, atoms.arrays, results)
+    return LabelPlaces(atoms.info, atoms.arrays, results)
 
 
 def _same_geometry(one: Atoms, two: Atoms) -> bool:
@@ -157,7 +170,16 @@ def _same_geometry(one: Atoms, two: Atoms) -> bool:
     )
 
 
-def _labels(places: _Places, keys: Mapping[str, str | None]) -> dict[str, Tensor]:
+def label_fields(places: LabelPlaces, keys: Mapping[str, str | None]) -> dict[str, Tensor]:
+    """Return the labels under the keys as float64 tensors in the shapes of the table of fields.
+
+    Raises
+    ------
+    LabelNotFoundError
+        If a key other than the default is not found.
+    DataError
+        If a label is not numbers, or not in the shape that it should have.
+    """
     found = {label: places.find(label, key) for label, key in keys.items() if key is not None}
     labels = {label: values for label, values in found.items() if values is not None}
     charge = _charge(places.info.get("charge"), labels.get("charges"))
@@ -188,8 +210,14 @@ def _vector(label: str, values: NDArray[np.float64]) -> NDArray[np.float64]:
     return values.reshape(1, 3)
 
 
-def _matrix(label: str, values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return a symmetric matrix, shape (1, 3, 3), from any of the three usual ways to write it."""
+def symmetric_matrix(label: str, values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return a symmetric matrix, shape (1, 3, 3), from any of the three usual ways to write it.
+
+    Raises
+    ------
+    DataError
+        If the numbers are not one.
+    """
     if values.shape == (6,):
         values = values[list(_FROM_VOIGT)]
     if values.shape not in ((9,), (3, 3), (1, 3, 3)):
@@ -198,11 +226,14 @@ def _matrix(label: str, values: NDArray[np.float64]) -> NDArray[np.float64]:
     with np.errstate(invalid="ignore"):  # Infinite numbers are refused later, with their place.
         asymmetry = np.nanmax(np.abs(matrix - matrix.T), initial=0.0)
     if asymmetry > _MAX_ASYMMETRY * np.nanmax(np.abs(matrix)):
-        raise DataError(f"{label} is not symmetric, transposed entries differ by {asymmetry:.3g}: {matrix.tolist()}")
+        raise DataError(
+            f"{label} is not symmetric, transposed entries differ by {asymmetry:.3g}: {matrix.tolist()}; nine numbers "
+            "are a symmetric matrix, six are xx, yy, zz, yz, xz, xy unless another order is given"
+        )
     return matrix.reshape(1, 3, 3)
 
 
-_SHAPERS = {"energy": _scalar, "dipole": _vector, "stress": _matrix, "virial": _matrix}
+_SHAPERS = {"energy": _scalar, "dipole": _vector, "stress": symmetric_matrix, "virial": symmetric_matrix}
 
 
 def _charge(given: object, partial: NDArray[np.float64] | None) -> float | None:
@@ -228,7 +259,7 @@ def _one_hot(numbers: NDArray[Any], z_table: tuple[int, ...]) -> Tensor:
     return torch.tensor(numbers[:, None] == np.array(z_table)[None, :], dtype=torch.float64)
 
 
-def _info(info: Mapping[str, Any], keys: Mapping[str, str | None]) -> dict[str, Tensor]:
+def info_numbers(info: Mapping[str, Any], keys: Mapping[str, str | None]) -> dict[str, Tensor]:
     """Return the numbers in ``atoms.info`` that are not labels; text and flags stay behind."""
     numbers = {}
     for key, value in info.items():

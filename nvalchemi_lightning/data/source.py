@@ -1,0 +1,71 @@
+"""What a source of structures is: frames that are read one by one, and whose errors name source and frame."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from nvalchemi_lightning.data.atomic_data import AtomicData
+from nvalchemi_lightning.data.dialect import Dialect
+from nvalchemi_lightning.data.findings import Findings
+from nvalchemi_lightning.errors import DataError
+
+__all__ = ["Frame", "Source", "naming"]
+
+
+class Frame(NamedTuple):
+    """One structure of a source, not read yet.
+
+    Attributes
+    ----------
+    number : int
+        Its position in the source, from 0; in a store its physical index.
+    read : callable
+        Returns the structure, or raises DataError that names source and frame.
+    """
+
+    number: int
+    read: Callable[[], AtomicData]
+
+
+class Source(ABC):
+    """Structures of one file or store, in its order; can be iterated many times.
+
+    Attributes
+    ----------
+    name : str
+        What messages call it: its path.
+    dialect : Dialect
+        How its labels are read.
+    findings : Findings
+        What the frames that the last iteration has read so far had.
+    """
+
+    name: str
+    dialect: Dialect
+    findings: Findings
+
+    @abstractmethod
+    def frames(self, start: int = 0) -> Iterator[Frame]:
+        """Yield the frames from number ``start`` on.
+
+        Raises
+        ------
+        DataError
+            If what follows cannot be divided into frames; names the source and the number of the frame.
+        """
+
+    def __iter__(self) -> Iterator[tuple[int, AtomicData]]:
+        """Yield number and structure of every frame."""
+        return ((frame.number, frame.read()) for frame in self.frames())
+
+
+@contextmanager
+def naming(name: str, number: int) -> Iterator[None]:
+    """Make an error about data one that names source and frame."""
+    try:
+        yield
+    except DataError as error:
+        raise type(error)(f"{name}: frame {number}: {error}") from error
