@@ -31,6 +31,7 @@ _HOME = {
     "ForceHuberLoss": "losses",
     "ForceL2NormLoss": "losses",
     "ForceMSELoss": "losses",
+    "GradientAccumulationHook": "hooks",
     "Hook": "hooks",
     "HookContext": "hooks",
     "LinearWeight": "losses",

@@ -15,6 +15,7 @@ from nvalchemi_lightning.losses import assemble_loss_targets, compute_supervised
 from nvalchemi_lightning.recipe import TrainingRecipe
 from nvalchemi_lightning.stages import TrainingStage as Stage
 from nvalchemi_lightning.update import UpdateOwner
+from nvalchemi_lightning.window import Window
 
 __all__ = ["BatchStep", "call_forward", "check_first_batch", "detached"]
 
@@ -54,7 +55,9 @@ class BatchStep:
         self._world_size = world_size
         self._count_reducer = count_reducer
 
-    def __call__(self, batch: Any, *, rank: int = 0, in_epoch: bool = True) -> tuple[TrainContext, bool]:
+    def __call__(
+        self, batch: Any, *, rank: int = 0, in_epoch: bool = True, window: Window | None = None
+    ) -> tuple[TrainContext, bool]:
         """Run every stage of the batch up to ``AFTER_OPTIMIZER_STEP`` and advance the counters.
 
         Parameters
@@ -65,6 +68,8 @@ class BatchStep:
             Global rank, for the context.
         in_epoch : bool
             Whether the batch belongs to a pass over a loader.
+        window : Window, optional
+            Where it is in its accumulation window.
 
         Returns
         -------
@@ -73,6 +78,7 @@ class BatchStep:
         """
         optimizers, schedulers = [*self._optimizers], [*self._schedulers]
         ctx = self._recipe.context(batch, global_rank=rank, optimizers=optimizers, lr_schedulers=schedulers)
+        ctx.window = window
         try:
             self._fire(Stage.BEFORE_BATCH, ctx)
             self._owner.zero_gradients()

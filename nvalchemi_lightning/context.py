@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
 
+    from nvalchemi_lightning.window import Window
+
 __all__ = ["HookContext", "TrainContext"]
 
 
@@ -62,6 +64,8 @@ class TrainContext(HookContext):
         Room for update hooks.
     gradient_norm : Tensor or None
         2-norm of all gradients before they were clipped, a scalar on the device; set by `GradientClipHook`.
+    window : Window or None
+        Where the batch is in its accumulation window; None without `GradientAccumulationHook`.
     validation : dict or None
         The newest validation summary.
     validating : bool
@@ -82,5 +86,6 @@ class TrainContext(HookContext):
     gradients: Any = None
     grad_scaler: Any = None
     gradient_norm: Tensor | None = None
+    window: Window | None = None
     validation: dict[str, Any] | None = None
     validating: bool = False

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from typing import Any
 
 from torch.utils.data import DataLoader, default_collate
 
 from nvalchemi_lightning.counters import Counters
 from nvalchemi_lightning.errors import ConfigurationError, ConfigurationTypeError, DataError
+from nvalchemi_lightning.windowing import Windows
 
 __all__ = ["EpochLoader", "OneLoader", "as_loader", "checked_batch", "loader_length"]
 
@@ -76,7 +79,8 @@ class EpochLoader:
 
     Each pass starts lazily, at its first batch: the samplers are told the epoch (``set_epoch``), batches that the
     counters say were consumed are skipped (``set_epoch_step`` where the loader has it, otherwise drawn and
-    dropped), and the pass ends early, without drawing a batch too many, once ``finished()`` is true.
+    dropped), and the pass ends early, without drawing a batch too many, once ``finished()`` is true. Where gradients
+    are accumulated, the batches of a window are drawn together.
 
     Parameters
     ----------
@@ -85,9 +89,11 @@ class EpochLoader:
     counters : Counters
         Read at the start of a pass; never written.
     finished : callable
-        Asked before every batch.
+        Asked before every batch, or before every window.
     batches_per_epoch : int or None
         The length to report, None when unknown.
+    windows : Windows, optional
+        The accumulation windows of the run.
 
     Attributes
     ----------
@@ -103,6 +109,7 @@ class EpochLoader:
         counters: Counters,
         finished: Callable[[], bool],
         batches_per_epoch: int | None,
+        windows: Windows | None = None,
     ) -> None:
         self.loader = loader
         self.exhausted = False
@@ -110,6 +117,7 @@ class EpochLoader:
         self._counters = counters
         self._finished = finished
         self._batches_per_epoch = batches_per_epoch
+        self._windows = windows
 
     def __len__(self) -> int:
         if self._batches_per_epoch is None:
@@ -119,15 +127,22 @@ class EpochLoader:
     def __iter__(self) -> Iterator[Any]:
         self.exhausted, self.delivered = False, 0
         _announce_epoch(self.loader, self._counters.epoch_count)
+        position = self._counters.epoch_step_count
         batches = self._from_position()
-        while not self._finished():
-            try:
-                batch = next(batches)
-            except StopIteration:
-                self.exhausted = True
-                return
-            self.delivered += 1
-            yield checked_batch(batch, self.loader)
+        while not (self.exhausted or self._finished()):
+            drawn = self._draw(batches, position)
+            position += len(drawn)
+            while drawn:
+                self.delivered += 1
+                yield drawn.popleft()
+
+    def _draw(self, batches: Iterator[Any], position: int) -> deque[Any]:
+        wanted = 1 if self._windows is None else self._windows.room(position)
+        drawn = deque(checked_batch(batch, self.loader) for batch in islice(batches, wanted))
+        if self._windows is not None:
+            self._windows.open(position, drawn)
+        self.exhausted = len(drawn) < wanted
+        return drawn
 
     def _from_position(self) -> Iterator[Any]:
         skip = self._counters.epoch_step_count

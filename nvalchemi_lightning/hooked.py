@@ -12,6 +12,7 @@ from torch import Tensor
 
 from nvalchemi_lightning.counted import CountedRecipe
 from nvalchemi_lightning.errors import ConfigurationError, ConfigurationTypeError
+from nvalchemi_lightning.hooks.gradient_accumulation import GradientAccumulationHook
 from nvalchemi_lightning.hooks.lifecycle import HookLifecycle, each_hook
 from nvalchemi_lightning.hooks.registry import HookRegistry
 from nvalchemi_lightning.hooks.update import TrainingUpdateOrchestrator
@@ -54,7 +55,29 @@ class HookedRecipe(CountedRecipe):
     @model_validator(mode="after")
     def _check_hooks(self) -> HookedRecipe:
         HookRegistry.check_together(hook for hook in self.hooks if not _is_lightning_callback(hook))
+        self.check_accumulation()
         return self
+
+    @property
+    def accumulation(self) -> GradientAccumulationHook | None:
+        """The hook that accumulates gradients over windows of batches, if there is one."""
+        return next((hook for hook in each_hook(self.hooks) if isinstance(hook, GradientAccumulationHook)), None)
+
+    def check_accumulation(self) -> None:
+        """Refuse two answers to how many steps an epoch has.
+
+        Raises
+        ------
+        ConfigurationError
+            If ``num_epochs`` is converted by an ``epoch_step_modifier`` although a hook declares its windows.
+        """
+        hook, modifier = self.accumulation, self.epoch_step_modifier
+        if hook is not None and self.num_epochs is not None and modifier != 1.0:
+            raise ConfigurationError(
+                f"GradientAccumulationHook({hook.steps}) makes num_epochs={self.num_epochs} passes over the data, but "
+                f"epoch_step_modifier={modifier} would make {self.num_epochs} * len(dataloader) * {modifier} steps of "
+                "it; leave epoch_step_modifier out, or set num_steps instead of num_epochs"
+            )
 
     @property
     def running(self) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -168,11 +169,20 @@ class AlchemiModule(EvaluatingModule):
         self._owner.refuse_uneven(loader_length(loader))
         max_steps = self._owner.limits.max_steps
         steps_left = None if max_steps is None else max(max_steps - trainer.global_step, 0)
-        epochs = self._progress.feed(OneLoader.unwrap(loader), limit=trainer.limit_train_batches, steps_left=steps_left)
+        epochs = self._progress.feed(
+            OneLoader.unwrap(loader),
+            limit=trainer.limit_train_batches,
+            steps_left=steps_left,
+            sum_over_ranks=self._sum_over_ranks(),
+        )
         _lightning.align_global_step(trainer, self.recipe.step_count)
         if self._progress.finished():
             trainer.should_stop = True
         return epochs
+
+    def _sum_over_ranks(self) -> Callable[[Tensor], Tensor] | None:
+        reduce, device = self._owner.sum_over_ranks(), self.trainer.strategy.root_device
+        return None if reduce is None else lambda counts: reduce(counts.to(device))
 
     def get_extra_state(self) -> dict[str, int]:
         """Return the counters: they travel with the weights, also back from spawned processes."""
@@ -256,7 +266,9 @@ class AlchemiModule(EvaluatingModule):
     def training_step(self, batch: Any, batch_idx: int) -> None:
         """Run the stages of one batch."""
         progress = self._progress
-        progress.ctx, progress.stepped = self._batch_step(batch, rank=self.global_rank)
+        windows = progress.windows
+        window = None if windows is None else windows.take()
+        progress.ctx, progress.stepped = self._batch_step(batch, rank=self.global_rank, window=window)
         if progress.stepped:
             _lightning.count_update(self.trainer)
 

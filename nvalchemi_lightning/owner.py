@@ -7,6 +7,7 @@ Importing this module registers them: ``Trainer(strategy="nvalchemi")`` for one 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -118,6 +119,10 @@ class SingleOwnerMixin(Strategy):
     def refuse_uneven(self, batches: int | None) -> None:
         """Refuse loaders that give the ranks different numbers of batches; nothing to do on one rank."""
 
+    def keeping_gradients_local(self) -> AbstractContextManager[None]:
+        """Return the context in which a backward pass leaves gradients on their rank; on one device they are."""
+        return nullcontext()
+
     def count_reducer(self, requests: RunRequests) -> Callable[[Tensor], Tensor] | None:
         """Return what turns loss denominators of one rank into global ones, None for one process."""
         return None
@@ -206,6 +211,13 @@ class SingleOwnerDDP(SingleOwnerMixin, DDPStrategy):
                 f"the ranks have different numbers of batches per epoch, {every}; let the sampler pad or drop samples "
                 "(nvalchemi_lightning.data.DataLoader pads with shuffle=True or distributed_padding=True)"
             )
+
+    def keeping_gradients_local(self) -> AbstractContextManager[None]:
+        """Return the context in which a backward pass leaves gradients on their rank.
+
+        DDP learns a static graph from the first pass, which has to be a shared one: there every pass is.
+        """
+        return nullcontext() if self.model.static_graph else self.block_backward_sync()  # type: ignore[union-attr]
 
     def count_reducer(self, requests: RunRequests) -> Callable[[Tensor], Tensor] | None:
         """Return ``counts -> sum over ranks / world_size``; DDP averages gradients, hence the division.

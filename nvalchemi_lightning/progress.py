@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
+
+from torch import Tensor
 
 from nvalchemi_lightning.context import TrainContext
 from nvalchemi_lightning.errors import ConfigurationError
 from nvalchemi_lightning.feeding import EpochLoader, as_loader, loader_length
 from nvalchemi_lightning.recipe import TrainingRecipe
+from nvalchemi_lightning.windowing import Windows
 
 __all__ = ["RunProgress"]
 
@@ -32,6 +36,8 @@ class RunProgress:
         The step count at which the newest validation of this run took place.
     ctx : TrainContext or None
         The context of the newest batch.
+    windows : Windows or None
+        The accumulation windows, None where every batch may make a step.
     """
 
     def __init__(self, recipe: TrainingRecipe) -> None:
@@ -46,8 +52,16 @@ class RunProgress:
         self.epoch_closed = False
         self.validated_at: int | None = None
         self.ctx: TrainContext | None = None
+        self.windows: Windows | None = None
 
-    def feed(self, loader: Any, *, limit: float | int | None, steps_left: int | None) -> EpochLoader:
+    def feed(
+        self,
+        loader: Any,
+        *,
+        limit: float | int | None,
+        steps_left: int | None,
+        sum_over_ranks: Callable[[Tensor], Tensor] | None = None,
+    ) -> EpochLoader:
         """Return the epochs of a loader, from the position of the counters to the target.
 
         Parameters
@@ -58,6 +72,8 @@ class RunProgress:
             The Trainer's ``limit_train_batches``: a share or a number of batches per epoch.
         steps_left : int or None
             How many optimizer steps the Trainer allows from here; the recipe's own target may come earlier.
+        sum_over_ranks : callable, optional
+            Sums a tensor over all ranks.
 
         Raises
         ------
@@ -70,10 +86,14 @@ class RunProgress:
             raise ConfigurationError(f"limit_train_batches={limit} of {length} batches leaves none to train on")
         if self._batches_per_epoch is not None:
             self._recipe.reconcile_counters(self._batches_per_epoch)
+        self._recipe.check_accumulation()
         own = self._recipe.target_steps(self._batches_per_epoch)
         trainers = None if steps_left is None else self._recipe.step_count + steps_left
         self._target = min((target for target in (own, trainers) if target is not None), default=None)
-        self._epochs = EpochLoader(loader, self._counters, self.finished, length)
+        policy = self._recipe.accumulation
+        if policy is not None:
+            self.windows = Windows(policy, self._counters, self._batches_per_epoch, sum_over_ranks)
+        self._epochs = EpochLoader(loader, self._counters, self.finished, length, self.windows)
         return self._epochs
 
     @property
@@ -87,7 +107,10 @@ class RunProgress:
         return self.started and self._counters.step_count == self._steps_before
 
     def finished(self) -> bool:
-        """Return whether the target is reached or somebody asked to stop."""
+        """Return whether the target is reached or somebody asked to stop; a window is always trained to its end."""
+        window = None if self.ctx is None else self.ctx.window
+        if window is not None and not window.last:
+            return False
         counters, epochs = self._counters, self._recipe.target_epochs
         if self._target is not None and counters.step_count >= self._target:
             return True

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["refuse_second_owners"]
 
 _CALLBACKS = {
-    GradientAccumulationScheduler: "a TrainingUpdateHook that vetoes steps",
+    GradientAccumulationScheduler: "the GradientAccumulationHook",
     StochasticWeightAveraging: "the EMAHook",
     WeightAveraging: "the EMAHook",
     LearningRateFinder: "OptimizerConfig(lr=...) of a few short runs",
@@ -51,7 +51,7 @@ def refuse_second_owners(trainer: Trainer) -> None:
     if trainer.accumulate_grad_batches != 1:
         _refuse(
             f"Trainer(accumulate_grad_batches={trainer.accumulate_grad_batches})",
-            "a TrainingUpdateHook that vetoes steps",
+            f"hooks=[GradientAccumulationHook({trainer.accumulate_grad_batches})]",
         )
     if "mixed" in str(trainer.precision):
         _refuse(f"Trainer(precision={trainer.precision!r})", "the MixedPrecisionHook")

@@ -7,7 +7,7 @@ permits for exactly that moment; autograd and optimizer hooks catch everybody el
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
 from torch import nn
@@ -24,7 +24,7 @@ from nvalchemi_lightning.stages import TrainingStage
 __all__ = ["MAX_IDLE_BATCHES", "UpdateOwner", "UpdatePrimitives"]
 
 MAX_IDLE_BATCHES = 1000
-"""So many batches in a row may pass without an optimizer step; then a run ends with an error."""
+"""So many batches (accumulation windows) in a row may pass without an optimizer step; then a run ends with an error."""
 
 
 class UpdatePrimitives(Protocol):
@@ -41,6 +41,9 @@ class UpdatePrimitives(Protocol):
 
     def post_backward(self, closure_loss: Any) -> None:
         """Finish a backward pass."""
+
+    def keeping_gradients_local(self) -> AbstractContextManager[Any]:
+        """Return the context in which a backward pass leaves gradients on their rank."""
 
 
 class UpdateOwner:
@@ -74,7 +77,8 @@ class UpdateOwner:
         self._delegated = False
         self._accumulated = False
         self._stepped = False
-        self._idle = 0
+        self._idle_batches = 0
+        self._idle_steps = 0
 
     @classmethod
     def plain(cls, registry: HookRegistry) -> UpdateOwner:
@@ -119,7 +123,8 @@ class UpdateOwner:
     def backward(self, ctx: TrainContext) -> None:
         """Run the backward pass of this batch, by the claimant of ``DO_BACKWARD`` or by default.
 
-        Update hooks transform ``ctx.loss`` first.
+        Update hooks transform ``ctx.loss`` first. Gradients of several ranks are averaged at the last batch of an
+        accumulation window.
 
         Raises
         ------
@@ -134,7 +139,8 @@ class UpdateOwner:
                     "the loss does not depend on a trainable parameter; look whether training_fn detaches its "
                     "predictions or runs the model that trains without gradients"
                 )
-            with self._request("backward"):
+            more = ctx.window is not None and not ctx.window.last
+            with self._primitives.keeping_gradients_local() if more else nullcontext(), self._request("backward"):
                 self._primitives.backward(ctx.loss, None)
             return
         self._accumulated = False
@@ -162,7 +168,7 @@ class UpdateOwner:
         Raises
         ------
         TrainingStateError
-            If `MAX_IDLE_BATCHES` in a row passed without a step.
+            If `MAX_IDLE_BATCHES` in a row passed without a step; of an accumulation window only the last one counts.
         """
         claimant, policy = self._registry.claimant(TrainingStage.DO_OPTIMIZER_STEP), self._registry.policy
         if claimant is None:
@@ -177,10 +183,14 @@ class UpdateOwner:
             with self._delegate():
                 self._registry.fire(TrainingStage.DO_OPTIMIZER_STEP, ctx)
             stepped = self._stepped
-        self._idle = 0 if stepped else self._idle + 1
-        if self._idle >= MAX_IDLE_BATCHES:
-            raise self.never_stepped()
+        self._note(stepped=stepped, due=ctx.window is None or ctx.window.last)
         return stepped
+
+    def _note(self, *, stepped: bool, due: bool) -> None:
+        self._idle_batches = 0 if stepped else self._idle_batches + 1
+        self._idle_steps = 0 if stepped else self._idle_steps + due
+        if self._idle_steps >= MAX_IDLE_BATCHES:
+            raise self.never_stepped()
 
     def end_batch(self) -> None:
         """Let update hooks give back what must not outlive a batch, also one that failed."""
@@ -255,8 +265,8 @@ class UpdateOwner:
         if claimant is not policy:
             why = f"{type(claimant).__name__} claims DO_OPTIMIZER_STEP and stepped no optimizer"
         return TrainingStateError(
-            f"{self._idle} batches in a row passed without an optimizer step, so the run would never reach its target; "
-            f"{why}. Look at what that hook waits for, or at the losses of these batches"
+            f"{self._idle_batches} batches in a row passed without an optimizer step, so the run would never reach its "
+            f"target; {why}. Look at what that hook waits for, or at the losses of these batches"
         )
 
     @contextmanager
@@ -316,6 +326,10 @@ class _TorchPrimitives:
 
     def post_backward(self, closure_loss: Any) -> None:
         """Nothing to finish on one device."""
+
+    def keeping_gradients_local(self) -> AbstractContextManager[Any]:
+        """Return a context in which nothing is different on one device."""
+        return nullcontext()
 
 
 class _ScaledOptimizer:

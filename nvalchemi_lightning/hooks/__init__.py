@@ -9,6 +9,7 @@ _HOME = {
     "CheckpointHook": "hooks.checkpoint",
     "CheckpointableHook": "hooks.protocol",
     "EMAHook": "hooks.ema",
+    "GradientAccumulationHook": "hooks.gradient_accumulation",
     "GradientClipHook": "hooks.gradient_clip",
     "Hook": "hooks.protocol",
     "HookContext": "context",
@@ -18,6 +19,7 @@ _HOME = {
     "TrainContext": "context",
     "TrainingUpdateHook": "hooks.update",
     "TrainingUpdateOrchestrator": "hooks.update",
+    "Window": "window",
 }
 
 __all__ = [*_HOME]  # noqa: PLE0604  the keys are the public names

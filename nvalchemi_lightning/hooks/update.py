@@ -282,7 +282,7 @@ def _check_exclusive(hooks: tuple[TrainingUpdateHook, ...]) -> None:
         if key is not None and by_key.setdefault(key, hook) is not hook:
             raise ConfigurationError(
                 f"Only one update hook with exclusive key {key!r} may be registered; got "
-                f"{type(by_key[key]).__name__} and {type(hook).__name__}."
+                f"{type(by_key[key]).__name__} and {type(hook).__name__}. Keep one of them"
             )
 
 

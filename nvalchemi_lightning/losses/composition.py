@@ -200,6 +200,37 @@ class ComposedLossFunction(nn.Module):
             "per_component_count": counts,
         }
 
+    @torch.no_grad()
+    def counts(self, targets: Mapping[str, Tensor], **metadata: Any) -> Tensor:
+        """Return by what the sum of every term will be divided, without predictions.
+
+        Every term is called with its target in the place of the prediction: its count must not depend on the
+        prediction.
+
+        Parameters
+        ----------
+        targets : mapping of str to Tensor
+            Read at ``target_key`` of each term.
+        **metadata
+            As in a call.
+
+        Returns
+        -------
+        Tensor
+            The counts of the terms in order, before the clamp at 1, float64, shape (T,).
+
+        Raises
+        ------
+        LabelNotFoundError
+            If the mapping lacks what a term reads.
+        """
+        counts = []
+        for leaf in self.terms:
+            key, same = getattr(leaf, "prediction_key", ""), targets.get(getattr(leaf, "target_key", ""))
+            pred, target = self._inputs(leaf, {} if same is None else {key: same}, targets)
+            counts.append(leaf.collect(pred, target, **metadata)[1].denominator)
+        return torch.stack(counts).double()
+
     def current_weight(self, step: int = 0, epoch: int | None = None) -> list[float]:
         """Return the effective weight of each term at a step and epoch."""
         return self._weights_at(step, epoch)[1]

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
 
-from nvalchemi_lightning.errors import ConfigurationTypeError, MissingTargetError, nearest
+from nvalchemi_lightning.errors import ConfigurationTypeError, MissingTargetError, TrainingStateError, nearest
 from nvalchemi_lightning.losses.metadata import METADATA
 from nvalchemi_lightning.losses.term import LossTerm
 
 if TYPE_CHECKING:
     from nvalchemi_lightning.losses.composition import ComposedLossFunction, ComposedLossOutput, CountReducer
 
-__all__ = ["LossTargetAssemblyProtocol", "assemble_loss_targets", "compute_supervised_loss", "loss_target_keys"]
+__all__ = [
+    "LossTargetAssemblyProtocol",
+    "assemble_loss_targets",
+    "compute_supervised_loss",
+    "count_labels",
+    "loss_target_keys",
+]
 
 
 class LossTargetAssemblyProtocol(Protocol):
@@ -131,14 +137,12 @@ def compute_supervised_loss(
     if isinstance(loss_fn, LossTerm):
         name = type(loss_fn).__name__
         raise MissingTargetError(f"{name} is a single term and has no components; pass as_composed_loss({name}(...))")
-    targets = target_assembler(
-        loss_fn, predictions, batch, workflow=workflow, target_keys=target_keys, batch_label=batch_label
-    )
-    if not isinstance(targets, Mapping):
-        raise ConfigurationTypeError(
-            f"the target assembler must return a mapping of target keys to tensors; got {type(targets).__name__}"
+    targets = _mapping(
+        target_assembler(
+            loss_fn, predictions, batch, workflow=workflow, target_keys=target_keys, batch_label=batch_label
         )
-    metadata = {name: value for name in METADATA if (value := getattr(batch, name, None)) is not None}
+    )
+    metadata = _metadata(batch)
     output: ComposedLossOutput = loss_fn(
         predictions,
         targets,
@@ -149,6 +153,66 @@ def compute_supervised_loss(
         **metadata,
     )
     return output
+
+
+def count_labels(
+    loss_fn: ComposedLossFunction,
+    batch: Any,
+    *,
+    workflow: Any = None,
+    target_assembler: LossTargetAssemblyProtocol = assemble_loss_targets,
+) -> Tensor:
+    """Return by what `compute_supervised_loss` will divide the sum of every term, before there are predictions.
+
+    Parameters
+    ----------
+    loss_fn, batch, workflow, target_assembler
+        As there. The assembler is called with predictions that cannot be read yet.
+
+    Returns
+    -------
+    Tensor
+        The counts of the terms in order, float64, shape (T,).
+
+    Raises
+    ------
+    MissingTargetError
+        If the batch lacks a target.
+    TrainingStateError
+        If the assembler reads a prediction.
+    """
+    targets = _mapping(
+        target_assembler(loss_fn, _NotYetPredicted(), batch, workflow=workflow, target_keys=loss_target_keys(loss_fn))
+    )
+    return loss_fn.counts(targets, missing_is_nan=True, **_metadata(batch))
+
+
+class _NotYetPredicted(Mapping[str, Tensor]):
+    """The predictions of a batch whose labels are counted before its forward pass."""
+
+    def __getitem__(self, key: str) -> Tensor:
+        raise TrainingStateError(
+            f"the loss_target_assembler reads the prediction {key!r}, but the labels of an accumulation window are "
+            "counted before its forward passes; write GradientAccumulationHook(..., normalize='graphs')"
+        )
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(())
+
+    def __len__(self) -> int:
+        return 0
+
+
+def _metadata(batch: Any) -> dict[str, Any]:
+    return {name: value for name in METADATA if (value := getattr(batch, name, None)) is not None}
+
+
+def _mapping(targets: Any) -> Mapping[str, Tensor]:
+    if not isinstance(targets, Mapping):
+        raise ConfigurationTypeError(
+            f"the target assembler must return a mapping of target keys to tensors; got {type(targets).__name__}"
+        )
+    return targets
 
 
 def _missing_target(loss_fn: ComposedLossFunction, key: str, batch: Any, batch_label: str) -> MissingTargetError:

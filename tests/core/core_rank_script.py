@@ -31,10 +31,12 @@ from core_rigs import (
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from nvalchemi_lightning.data import Batch, DataLoader
 from nvalchemi_lightning.feeding import OneLoader
+from nvalchemi_lightning.hooks import GradientAccumulationHook
 from nvalchemi_lightning.losses import EnergyMAELoss, EnergyMSELoss, ForceMSELoss
 from nvalchemi_lightning.module import AlchemiModule
 from nvalchemi_lightning.owner import SingleOwnerDDP
@@ -131,6 +133,85 @@ def owners_of_backward() -> dict[str, Any]:
             two(strategy=SingleOwnerDDP(**options)).fit(module, loader)
             weights[f"claimed={claimed} {options}"] = [module.recipe.models["main"].w.item()]
     return weights
+
+
+class Shares:
+    """Counts how often DDP averages gradients."""
+
+    stage = Stage.BEFORE_TRAINING
+    frequency = 1
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self, ctx: Any, stage: TrainingStage) -> None:
+        ctx.workflow.running.trainer.strategy.model.register_comm_hook(None, lambda _, bucket: self.average(bucket))
+
+    def average(self, bucket: Any) -> Any:
+        self.count += 1
+        return allreduce_hook(None, bucket)
+
+
+def partly_labelled(count: int) -> Batch:
+    """Return `numbered` structures of which every third has no energy and the last two have no forces."""
+    batch = numbered(count)
+    batch.energy[::3] = float("nan")
+    batch.forces[-5:] = float("nan")
+    return batch
+
+
+def noted_run(loader: Any, *hooks: Any, **options: Any) -> dict[str, Any]:
+    """Train and return the weight and the gradient after every batch."""
+    noted = Noted()
+    what = TrainingStrategy(
+        models=Harm(), optimizer_configs=adam(0.05), loss_fn=every_loss(), num_epochs=2, hooks=[noted, *hooks]
+    )
+    what.run(loader, enable_progress_bar=False, **options)
+    return {"weights": noted.weights, "gradients": noted.gradients, "counters": dict(vars(what.counters))}
+
+
+class Noted:
+    """A hook that notes the gradient and the weight of every batch."""
+
+    frequency = 1
+    stage = Stage.AFTER_OPTIMIZER_STEP
+
+    def __init__(self) -> None:
+        self.weights: list[float] = []
+        self.gradients: list[float] = []
+
+    def __call__(self, ctx: Any, stage: TrainingStage) -> None:
+        self.weights.append(ctx.model.w.item())
+        self.gradients.append(ctx.model.w.grad.item())
+
+
+def accumulated() -> dict[str, Any]:
+    """Windows of two ranks; gradients are shared once per step."""
+    found: dict[str, Any] = {}
+    for normalize in ("labels", "graphs", "atoms", "batch"):
+        shares = Shares()
+        hook = GradientAccumulationHook(2, normalize=normalize)  # type: ignore[arg-type]
+        loader = DataLoader(partly_labelled(12), batch_size=2)
+        found[normalize] = noted_run(loader, hook, shares, strategy="nvalchemi_ddp", devices=2)
+        found[normalize]["shares"] = shares.count
+    for options in ({"static_graph": True}, {"find_unused_parameters": True}):
+        ddp = SingleOwnerDDP(**options)
+        loader = DataLoader(partly_labelled(12), batch_size=2)
+        found[str(options)] = noted_run(loader, GradientAccumulationHook(2), strategy=ddp, devices=2)
+    return found
+
+
+def accumulated_stop() -> dict[str, Any]:
+    """The second rank asks to stop at the first batch of a window: both train the window to its end."""
+
+    def stop(ctx: Any) -> None:
+        if ctx.global_rank == 1 and ctx.batch_count == 1:
+            ctx.workflow.stop("enough")
+
+    hooks = [GradientAccumulationHook(4), At(Stage.AFTER_BATCH, stop)]
+    module = AlchemiModule(models=Harm(), optimizer_configs=sgd(), loss_fn=force_loss(), hooks=hooks)
+    two(max_epochs=3).fit(module, DataLoader(numbered(24), batch_size=1))
+    return {"counters": dict(vars(module.recipe.counters))}
 
 
 def validation_of_five(trainer: Callable[..., Trainer] = two) -> dict[str, Any]:
@@ -258,7 +339,16 @@ def stop_of_one_rank() -> dict[str, Any]:
     return {"steps": module.recipe.step_count, "error": error}
 
 
-CHECKS = (ragged, owners_of_backward, validation_of_five, decisions, errors, stop_of_one_rank)
+CHECKS = (
+    ragged,
+    owners_of_backward,
+    accumulated,
+    accumulated_stop,
+    validation_of_five,
+    decisions,
+    errors,
+    stop_of_one_rank,
+)
 
 
 def main(folder: Path) -> None:

@@ -13,11 +13,22 @@ from typing import Any
 
 import pytest
 import torch
-from core_rank_script import Harm, force_loss, numbered, ragged_run, sgd, two, validation_of_five
+from core_rank_script import (
+    Harm,
+    force_loss,
+    noted_run,
+    numbered,
+    partly_labelled,
+    ragged_run,
+    sgd,
+    two,
+    validation_of_five,
+)
 from core_rigs import trainer, w_of
 
 from nvalchemi_lightning.counters import Counters
 from nvalchemi_lightning.data import DataLoader
+from nvalchemi_lightning.hooks import GradientAccumulationHook
 from nvalchemi_lightning.module import AlchemiModule
 
 SCRIPT = Path(__file__).with_name("core_rank_script.py")
@@ -82,6 +93,54 @@ def test_gradients_are_shared_whoever_runs_backward(found: Found) -> None:
     assert first == second
     assert len(first) == 6
     assert first == {name: [pytest.approx(expected, rel=0, abs=1e-12)] for name in first}
+
+
+@pytest.mark.parametrize("normalize", ["labels", "graphs", "atoms", "batch"])
+def test_windows_of_two_ranks_are_those_of_one_process(found: Found, normalize: str) -> None:
+    """Graphs of different sizes, labels missing, the last window of an epoch half as long."""
+    hook = GradientAccumulationHook(2, normalize=normalize)  # type: ignore[arg-type]
+    single = noted_run(DataLoader(partly_labelled(12), batch_size=4), hook)
+    for rank in found:
+        ours = rank["accumulated"][normalize]
+        assert ours["weights"] == pytest.approx(single["weights"], rel=0, abs=1e-12)
+        assert at_steps(ours["gradients"]) == pytest.approx(at_steps(single["gradients"]), rel=0, abs=1e-12)
+        assert ours["counters"] == {**single["counters"], "global_step_count": 8}
+
+
+def at_steps(values: list[float]) -> list[float]:
+    """Return what was noted at the ends of windows, of two epochs of three batches."""
+    return [values[i] for i in (1, 2, 4, 5)]
+
+
+def test_windows_of_two_ranks_are_large_batches(found: Found) -> None:
+    whole = partly_labelled(12)
+    large = noted_run([whole[list(range(8))], whole[list(range(8, 12))]])
+    for rank in found:
+        ours = rank["accumulated"]["labels"]
+        for key in ("weights", "gradients"):
+            assert at_steps(ours[key]) == pytest.approx(large[key], rel=0, abs=1e-12)
+
+
+@pytest.mark.parametrize("options", ["{'static_graph': True}", "{'find_unused_parameters': True}"])
+def test_windows_do_not_depend_on_how_ddp_is_set_up(found: Found, options: str) -> None:
+    """B05: static graph and unused parameters under accumulation."""
+    for rank in found:
+        expected = rank["accumulated"]["labels"]["weights"]
+        assert rank["accumulated"][options]["weights"] == pytest.approx(expected, rel=0, abs=1e-12)
+
+
+def test_gradients_are_shared_once_per_window(found: Found) -> None:
+    """Four steps of six batches; within a window every rank has a gradient of its own."""
+    first, second = (rank["accumulated"]["labels"] for rank in found)
+    assert first["shares"] == second["shares"] == 4
+    alike = [abs(one - other) < 1e-12 for one, other in zip(first["gradients"], second["gradients"], strict=True)]
+    assert alike == [False, True, True, False, True, True]
+
+
+def test_ranks_stop_together_at_the_end_of_a_window(found: Found) -> None:
+    for rank in found:
+        assert rank["accumulated_stop"]["counters"]["step_count"] == 1
+        assert rank["accumulated_stop"]["counters"]["batch_count"] == 4
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

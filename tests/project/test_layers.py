@@ -17,11 +17,12 @@ PACKAGE = "nvalchemi_lightning"
 ROOT = Path(nvalchemi_lightning.__file__).parent
 
 LAYERS = (
-    {"_keywords", "_lazy", "errors", "stages", "context", "typing"},
+    {"_keywords", "_lazy", "errors", "stages", "context", "typing", "window"},
     {"specs", "strict_model", "runtime"},
     {"losses", "optim", "metrics", "neighbors", "data", "models"},
     {"hooks", "counters", "update", "feeding", "training_fn", "validation", "model_inputs", "recipe"}
-    | {"batch_step", "checkpoint", "counted", "hooked", "progress", "requests", "scalars", "strategy_spec"},
+    | {"batch_step", "checkpoint", "counted", "hooked", "progress", "requests", "scalars", "strategy_spec"}
+    | {"windowing"},
     # Lightning begins here.
     {"_lightning", "second_owners", "owner", "callbacks", "module", "module_evaluation", "module_log", "datamodule"},
     {"strategy"},
