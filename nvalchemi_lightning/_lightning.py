@@ -23,6 +23,7 @@ __all__ = [
     "TrainerLimits",
     "align_epoch",
     "align_global_step",
+    "align_log_step",
     "allow_gradients_in_evaluation",
     "attach_first",
     "can_stop_early",
@@ -174,9 +175,20 @@ def count_update(trainer: Trainer) -> None:
 
 
 def align_global_step(trainer: Trainer, step_count: int) -> None:
-    """Make a fresh Trainer's ``global_step`` continue from ``step_count``."""
-    total = trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress.total
+    """Make a fresh Trainer's ``global_step``, and the step of native loggers, continue from ``step_count``."""
+    epoch_loop = trainer.fit_loop.epoch_loop
+    total = epoch_loop.manual_optimization.optim_step_progress.total
     total.ready = total.completed = step_count
+    if not epoch_loop.restarting:
+        epoch_loop._batches_that_stepped = step_count
+
+
+def align_log_step(trainer: Trainer, step_count: int) -> None:
+    """Let ``LearningRateMonitor`` and other native loggers count executed steps, not batches.
+
+    They log against ``_batches_that_stepped``, to which Lightning adds one when the batch is over.
+    """
+    trainer.fit_loop.epoch_loop._batches_that_stepped = step_count - 1
 
 
 def align_epoch(trainer: Trainer, epoch_count: int) -> None:

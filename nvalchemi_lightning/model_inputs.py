@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,9 +10,15 @@ from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from nvalchemi_lightning.errors import ConfigurationError, UnknownNameError, nearest
-from nvalchemi_lightning.optim import uses_validation_metric
+from nvalchemi_lightning.optim import require_metric, uses_validation_metric
 
-__all__ = ["check_metric_schedulers", "check_models", "normalize_models", "normalize_optimizer_configs"]
+__all__ = [
+    "check_metric_keys",
+    "check_metric_schedulers",
+    "check_models",
+    "normalize_models",
+    "normalize_optimizer_configs",
+]
 
 
 def normalize_models(models: Any) -> tuple[dict[str, Any], bool]:
@@ -129,3 +135,24 @@ def check_metric_schedulers(optimizer_configs: Mapping[str, Any], *, validates: 
                     "by validation, but the run does not validate: set validation_config (and leave the Trainer's "
                     "limit_val_batches above 0)"
                 )
+
+
+def check_metric_keys(optimizer_configs: Mapping[str, Any], numbers: Collection[str]) -> None:
+    """Refuse a scheduler that watches a number that no validation summary of the run can have.
+
+    Parameters
+    ----------
+    optimizer_configs : mapping of str to list of OptimizerConfig
+        Per model.
+    numbers : collection of str
+        Every key that a summary may have; which metrics it has depends on labels and predictions.
+
+    Raises
+    ------
+    LabelNotFoundError
+        For the first such key.
+    """
+    for config in (config for configs in optimizer_configs.values() for config in configs):
+        adapter = config.scheduler_metric_adapter or "total_loss"
+        if uses_validation_metric(config.scheduler_cls) and isinstance(adapter, str):
+            require_metric(adapter, numbers)

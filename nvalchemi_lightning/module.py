@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -15,11 +15,13 @@ from nvalchemi_lightning import _lightning
 from nvalchemi_lightning.batch_step import BatchStep, check_first_batch
 from nvalchemi_lightning.callbacks.metric_schedulers import MetricSchedulers
 from nvalchemi_lightning.callbacks.stage import stage_callbacks
+from nvalchemi_lightning.checkpoint.moments import require_same_optimizers
+from nvalchemi_lightning.checkpoint.states import optimized_names
 from nvalchemi_lightning.context import TrainContext
 from nvalchemi_lightning.counters import Counters
 from nvalchemi_lightning.errors import ConfigurationError
 from nvalchemi_lightning.feeding import OneLoader, loader_length
-from nvalchemi_lightning.model_inputs import check_metric_schedulers
+from nvalchemi_lightning.model_inputs import check_metric_keys, check_metric_schedulers
 from nvalchemi_lightning.module_evaluation import EvaluatingModule
 from nvalchemi_lightning.module_log import called_for, log_step
 from nvalchemi_lightning.progress import RunProgress
@@ -27,7 +29,7 @@ from nvalchemi_lightning.recipe import TrainingRecipe
 from nvalchemi_lightning.runtime import restoring_modes
 from nvalchemi_lightning.stages import TrainingStage
 from nvalchemi_lightning.validation.config import ValidationConfig
-from nvalchemi_lightning.validation.evaluation import EvaluationLoader, check_validation_data
+from nvalchemi_lightning.validation.evaluation import EvaluationLoader, check_validation_data, summary_numbers
 
 if TYPE_CHECKING:
     from lightning.pytorch.callbacks import Callback
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
     from nvalchemi_lightning.owner import SingleOwnerMixin
 
 __all__ = ["AlchemiModule"]
+
+_NAMES = "optimizer_parameter_names"
 
 
 class AlchemiModule(EvaluatingModule):
@@ -78,6 +82,8 @@ class AlchemiModule(EvaluatingModule):
         ------
         ConfigurationError
             If validation data is given twice, or a scheduler listens to validation and there is none.
+        LabelNotFoundError
+            If a scheduler watches a number that no summary can have.
         """
         trainer, configured = self.trainer, self.recipe.validation_config
         limits = strategy.limits
@@ -100,6 +106,9 @@ class AlchemiModule(EvaluatingModule):
         check_metric_schedulers(self.recipe.optimizer_configs, validates=validates)
         if not validates:
             self._validation = None
+        elif not self.recipe.registry.at(TrainingStage.AFTER_VALIDATION):  # a hook there may add to the summary
+            loss_fn = self._validation.loss_fn or self.recipe.loss_fn  # type: ignore[union-attr]
+            check_metric_keys(self.recipe.optimizer_configs, summary_numbers(loss_fn))
 
     def configure_callbacks(self) -> list[Callback]:
         """Return one callback per observed stage, and the one that steps metric schedulers.
@@ -125,7 +134,8 @@ class AlchemiModule(EvaluatingModule):
     def configure_optimizers(self) -> Any:
         """Return the recipe's optimizers and schedulers; a second fit gets the same objects."""
         optimizers, schedulers = self.recipe.flat_optimizers()
-        return optimizers, [scheduler for scheduler in schedulers if scheduler is not None]
+        # Lightning steps none of them; the interval tells LearningRateMonitor that rates change within epochs.
+        return optimizers, [{"scheduler": each, "interval": "step"} for each in schedulers if each is not None]
 
     def put_owner_in_charge(self) -> None:
         """Guard the parameters and optimizers of this run and prepare the batch step."""
@@ -191,6 +201,20 @@ class AlchemiModule(EvaluatingModule):
     def set_extra_state(self, state: dict[str, int]) -> None:
         """Take over counters that came with weights."""
         vars(self.recipe.counters).update(vars(Counters(**state)))
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Note which parameters the optimizers hold: their moments are stored by number."""
+        if self.recipe.has_optimizers:
+            names = optimized_names(self.recipe.models)
+            checkpoint[_NAMES] = [names(optimizer) for optimizer in self.recipe.flat_optimizers()[0]]
+
+    def check_moments(self, checkpoint: Mapping[str, Any]) -> None:
+        """Refuse the optimizers of a checkpoint whose moments would land on other parameters."""
+        if _NAMES in checkpoint:
+            names = optimized_names(self.recipe.models)
+            optimizers = self.recipe.flat_optimizers()[0]
+            pairs = zip(map(names, optimizers), checkpoint[_NAMES], strict=False)
+            require_same_optimizers(optimizers, checkpoint["optimizer_states"], list(pairs))
 
     # Opening and closing a run ----------------------------------------------------------------------------------
 
@@ -271,6 +295,7 @@ class AlchemiModule(EvaluatingModule):
         progress.ctx, progress.stepped = self._batch_step(batch, rank=self.global_rank, window=window)
         if progress.stepped:
             _lightning.count_update(self.trainer)
+        _lightning.align_log_step(self.trainer, self.recipe.step_count)
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Log, see whether validation is due, and take over a request to stop."""

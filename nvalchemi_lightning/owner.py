@@ -6,7 +6,7 @@ Importing this module registers them: ``Trainer(strategy="nvalchemi")`` for one 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -100,6 +100,17 @@ class SingleOwnerMixin(Strategy):
         """Build the optimizers and put the owner in charge of them."""
         super().setup_optimizers(trainer)
         self.alchemi_module.put_owner_in_charge()
+
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        """Restore the moments of a checkpoint, if they belong to the parameters of this run.
+
+        Raises
+        ------
+        ConfigurationError
+            If they would land on other parameters.
+        """
+        self.alchemi_module.check_moments(checkpoint)
+        super().load_optimizer_state_dict(checkpoint)
 
     def process_dataloader(self, dataloader: object) -> object:
         """Wrap the training loader into epochs that follow the counters, and share evaluation batches out."""

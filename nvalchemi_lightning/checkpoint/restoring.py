@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from nvalchemi_lightning.checkpoint.layout import component_names
+from nvalchemi_lightning.checkpoint.moments import following_names, require_same_groups, require_same_parameters
 from nvalchemi_lightning.checkpoint.reading import Stored
 from nvalchemi_lightning.checkpoint.reference_names import in_own_names
 from nvalchemi_lightning.checkpoint.snapshot import named_optimizers
@@ -25,7 +26,10 @@ from nvalchemi_lightning.strategy_spec import counters_from
 
 __all__ = ["adopt_dtypes", "apply"]
 
-_CONFIG_KEYS = ("optimizer_cls", "optimizer_kwargs", "scheduler_cls", "scheduler_kwargs")
+_CONFIG_KEYS = (
+    *("optimizer_cls", "optimizer_kwargs", "scheduler_cls", "scheduler_kwargs"),
+    *("parameters", "param_groups", "no_decay"),
+)
 
 
 def apply(strategy: Any, stored: Stored, *, new_configs: bool = False) -> None:
@@ -39,7 +43,8 @@ def apply(strategy: Any, stored: Stored, *, new_configs: bool = False) -> None:
         What was read.
     new_configs : bool
         Whether a live optimizer config that differs from the saved one wins: its optimizer keeps the moments of the
-        checkpoint, if the class is the same, but takes the new hyperparameters, and its schedule begins anew.
+        checkpoint, if the class is the same, but takes the new hyperparameters and groups, and its schedule begins
+        anew.
 
     Raises
     ------
@@ -62,8 +67,10 @@ def apply(strategy: Any, stored: Stored, *, new_configs: bool = False) -> None:
         pairs = strategy.optimizers()
     if not new_configs:
         _require_live_optimizers(stored, pairs)
-    resumed = _resumed(pairs, stored, _changed(strategy, recipe) if new_configs else {})
-    _check_parameters(resumed, stored.manifest, optimized_names(strategy.models))
+    names = optimized_names(strategy.models)
+    resumed = _resumed(pairs, stored, _changed(strategy, recipe) if new_configs else {}, names)
+    for each in resumed:
+        each.check()
     for name, state in models.items():
         _load_model(strategy.models[name], state)
     move_to_devices(strategy.models, strategy.devices)
@@ -125,61 +132,51 @@ def _check_model(name: str, model: nn.Module, state: Mapping[str, Any]) -> None:
 class _Resumed:
     """An optimizer that goes on from a saved state, with its schedule unless its config is new."""
 
-    model: str
     name: str
     optimizer: Optimizer
+    names: Sequence[str]
     state: Mapping[str, Any]
+    saved_names: Sequence[str] | None
     new_config: bool
     scheduler: Any
     schedule: Mapping[str, Any] | None
 
+    def check(self) -> None:
+        if self.saved_names is not None:
+            require_same_parameters(self.name, self.names, self.saved_names)
+        if self.saved_names is None or not self.new_config:
+            groups = self.state["param_groups"]
+            require_same_groups(self.name, self.names, self.optimizer.param_groups, self.saved_names, groups)
+
     def load(self) -> None:
-        if self.new_config:
-            self.optimizer.load_state_dict({**self.state, "param_groups": self.optimizer.state_dict()["param_groups"]})
+        if not self.new_config:
+            self.optimizer.load_state_dict(dict(self.state))
+            if self.scheduler is not None and self.schedule is not None:
+                self.scheduler.load_state_dict(self.schedule)
             return
-        self.optimizer.load_state_dict(dict(self.state))
-        if self.scheduler is not None and self.schedule is not None:
-            self.scheduler.load_state_dict(self.schedule)
+        state, live = self.state, self.optimizer.state_dict()
+        moments = state["state"]
+        if self.saved_names is not None:
+            moments = following_names(moments, state["param_groups"], self.saved_names, self.names)
+        self.optimizer.load_state_dict({**state, "state": moments, "param_groups": live["param_groups"]})
 
 
-def _resumed(pairs: Mapping[str, list[OptSchedPair]], stored: Stored, changed: Mapping[str, bool]) -> list[_Resumed]:
+def _resumed(
+    pairs: Mapping[str, list[OptSchedPair]],
+    stored: Stored,
+    changed: Mapping[str, bool],
+    names: Callable[[Optimizer], list[str]],
+) -> list[_Resumed]:
     """Return the optimizers that have a saved state of their own class."""
     found = []
     for model, name, scheduler_name, (optimizer, scheduler) in named_optimizers(pairs):
         state = stored.states.get(f"optimizers/{name}")
         if state is not None and changed.get(name, True):
+            saved = stored.manifest.get("associations", {}).get(model, {}).get("optimizer_parameter_names", {})
             schedule = stored.states.get(f"schedulers/{scheduler_name}")
-            found.append(_Resumed(model, name, optimizer, state, name in changed, scheduler, schedule))
+            live = names(optimizer)
+            found.append(_Resumed(name, optimizer, live, state, saved.get(name), name in changed, scheduler, schedule))
     return found
-
-
-def _check_parameters(
-    resumed: Iterable[_Resumed], manifest: Mapping[str, Any], names: Callable[[Optimizer], list[str]]
-) -> None:
-    """Refuse moments that would land on another parameter."""
-    for each in resumed:
-        associations = manifest.get("associations", {}).get(each.model, {})
-        live, saved = names(each.optimizer), associations.get("optimizer_parameter_names", {}).get(each.name)
-        if saved is not None and saved != live:
-            raise ConfigurationError(_difference(each.name, live, saved))
-        sizes, saved_sizes = (
-            [len(group["params"]) for group in groups]
-            for groups in (each.optimizer.param_groups, each.state["param_groups"])
-        )
-        if sizes != saved_sizes:
-            raise ConfigurationError(
-                f"{each.name} has parameter groups of {sizes} parameters, in the checkpoint {saved_sizes}; "
-                "freeze and group parameters as in the run that was saved"
-            )
-
-
-def _difference(optimizer: str, live: Sequence[str], saved: Sequence[str]) -> str:
-    added, removed = [n for n in live if n not in saved], [n for n in saved if n not in live]
-    what = f"added: {added}, removed: {removed}" if added or removed else "the same parameters in another order"
-    return (
-        f"{optimizer} does not train the parameters of the checkpoint ({what}); its moments would land on the wrong "
-        "ones. Freeze and define parameters as in the run that was saved"
-    )
 
 
 def _changed(strategy: Any, recipe: Mapping[str, Any]) -> dict[str, bool]:

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterable, Mapping
-from inspect import Parameter
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, Literal
 
-import torch
 from pydantic import ConfigDict, Field, ValidationInfo, field_serializer, field_validator, model_validator
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from nvalchemi_lightning.errors import ConfigurationError, ConfigurationTypeError, UnknownNameError, nearest
-from nvalchemi_lightning.specs.base import BaseSpec, checked, create_model_spec
-from nvalchemi_lightning.specs.hints import NO_HINT, signature_of
-from nvalchemi_lightning.specs.trust import dotted_path, resolve
+from nvalchemi_lightning.errors import ConfigurationError, ConfigurationTypeError
+from nvalchemi_lightning.optim.checks import (
+    checked_kwargs,
+    class_of,
+    refuse_closures,
+    scheduler_for,
+    try_optimizer,
+    try_scheduler,
+)
+from nvalchemi_lightning.optim.groups import ParamGroup, grouped, require_options, require_own_rates
+from nvalchemi_lightning.specs.base import BaseSpec, create_model_spec
+from nvalchemi_lightning.specs.trust import dotted_path
 from nvalchemi_lightning.strict_model import StrictModel
 
 __all__ = ["OptimizerConfig", "SchedulerMetricAdapter", "uses_validation_metric"]
@@ -58,7 +63,16 @@ class OptimizerConfig(StrictModel):
         (``create_model_spec(LinearLR, total_iters=100)``).
     scheduler_metric_adapter : str or callable, optional
         What a metric-driven scheduler watches: a key of the validation summary or a function of it; default
-        ``"total_loss"``. Time-based schedulers do not read it.
+        ``"total_loss"``. Refused with a scheduler that steps by itself.
+    parameters : tuple of str, optional
+        Globs over names ``"<model key>.<parameter>"``: what this optimizer trains. Of several configs on one model,
+        each takes what earlier ones left; one without globs takes the rest. If none of them has globs, each trains
+        all parameters, as in the reference.
+    param_groups : tuple of ParamGroup
+        Parameters with their own learning rate and weight decay; the first match wins, the rest is the default group.
+    no_decay : {"bias_and_scale"}, optional
+        Keep weight decay from parameters of fewer than two dimensions: biases, scales of normalizations, and numbers
+        per element. Matrices and embeddings decay. Default: all decay.
     lr, weight_decay : float, optional
         Short for the entries of ``optimizer_kwargs``, whose values they show.
 
@@ -80,30 +94,63 @@ class OptimizerConfig(StrictModel):
     scheduler_cls: type[LRScheduler] | None = None
     scheduler_kwargs: dict[str, Any | BaseSpec] = Field(default_factory=dict, validate_default=True)
     scheduler_metric_adapter: SchedulerMetricAdapter | None = None
+    parameters: tuple[str, ...] | None = Field(default=None, min_length=1)
+    param_groups: tuple[ParamGroup, ...] = ()
+    no_decay: Literal["bias_and_scale"] | None = None
     lr: float | Tensor | None = Field(default=None, exclude=True, validate_default=True)
     weight_decay: float | Tensor | None = Field(default=None, exclude=True, validate_default=True)
 
-    def build(self, params: Iterable[Any]) -> tuple[Optimizer, LRScheduler | None]:
+    def build(
+        self, params: Iterable[Any], *, only: Collection[str] | None = None
+    ) -> tuple[Optimizer, LRScheduler | None]:
         """Build the optimizer and its scheduler.
 
         Parameters
         ----------
-        params : iterable of Tensor
-            What to optimize. Parameters that do not require gradients are left out, so weight decay and momentum
-            cannot move them.
+        params : iterable of Tensor, or of (str, Tensor)
+            What to optimize; ``param_groups`` need qualified names (`iter_qualified_named_parameters`). Parameters
+            that do not require gradients are left out, so weight decay and momentum cannot move them.
+        only : collection of str, optional
+            Leave out the names that are not in it.
 
         Returns
         -------
         tuple of Optimizer and LRScheduler or None
             The pair.
+
+        Raises
+        ------
+        ConfigurationTypeError
+            If there are groups, but no names.
+        UnknownNameError, ConfigurationError
+            If a group has no parameter, or an option that the optimizer or the schedule would not look at.
         """
-        trained = [p for p in params if getattr(p, "requires_grad", True)]
-        optimizer = self.optimizer_cls(trained, **self.optimizer_kwargs)
+        arranged = self._arranged(list(params), only)
+        options = [{**group} for group in arranged] if self._in_groups else []
+        optimizer = self.optimizer_cls(arranged, **self.optimizer_kwargs)
+        require_options(optimizer, options)
         if self.scheduler_cls is None:
             return optimizer, None
-        name = _runtime_name(self.scheduler_cls, "optimizer")
-        kwargs = {key: _scheduled(value, optimizer) for key, value in self.scheduler_kwargs.items()}
-        return optimizer, self.scheduler_cls(**{name: optimizer, **kwargs})
+        rates = [group["lr"] for group in optimizer.param_groups]
+        scheduler = scheduler_for(optimizer, self.scheduler_cls, self.scheduler_kwargs)
+        require_own_rates(rates, optimizer, self.scheduler_cls)
+        return optimizer, scheduler
+
+    @property
+    def _in_groups(self) -> bool:
+        return bool(self.param_groups) or self.no_decay is not None
+
+    def _arranged(self, params: list[Any], only: Collection[str] | None) -> list[Any]:
+        if self.param_groups and not all(isinstance(each, tuple) for each in params):
+            raise ConfigurationTypeError(
+                "param_groups go by name; build them from iter_qualified_named_parameters(model), not from parameters"
+            )
+        pairs = (each if isinstance(each, tuple) else (str(i), each) for i, each in enumerate(params))
+        named: dict[str, Tensor] = dict(pairs)
+        trained = [name for name, p in named.items() if getattr(p, "requires_grad", True) and _allowed(name, only)]
+        if not self._in_groups:
+            return [named[name] for name in trained]
+        return grouped(named, self.param_groups, trained=set(trained), spare=self.no_decay is not None)
 
     def to_spec(self) -> BaseSpec:
         """Return the recipe of this configuration.
@@ -113,7 +160,10 @@ class OptimizerConfig(StrictModel):
         ConfigurationTypeError
             If a keyword cannot be stored, such as a lambda for `LambdaLR`.
         """
-        return create_model_spec(type(self), **{name: getattr(self, name) for name in _STORED})
+        stored = {name: getattr(self, name) for name in _STORED}
+        # The reference does not know these; left out where they say nothing, it can read the rest.
+        ours = {name: getattr(self, name) for name in _OURS}
+        return create_model_spec(type(self), **stored, **{name: value for name, value in ours.items() if value})
 
     @classmethod
     def from_spec(cls, spec: BaseSpec) -> OptimizerConfig:
@@ -147,13 +197,15 @@ class OptimizerConfig(StrictModel):
 
     @model_validator(mode="after")
     def _check_values(self) -> OptimizerConfig:
-        if self.optimizer_cls.__module__.startswith("torch.optim."):
-            try:
-                self.optimizer_cls([torch.zeros(1, requires_grad=True)], **self.optimizer_kwargs)
-            except (TypeError, ValueError) as error:
-                raise ConfigurationError(
-                    f"{self.optimizer_cls.__name__} does not take {self.optimizer_kwargs}: {error}"
-                ) from error
+        labels = [group.label for group in self.param_groups]
+        twice = [label for label in labels if labels.count(label) > 1]
+        if twice:
+            raise ConfigurationError(f"two param_groups are called {twice[0]!r}; give each a name of its own")
+        spare = self.no_decay is not None
+        optimizer = try_optimizer(self.optimizer_cls, self.optimizer_kwargs, self.param_groups, spare=spare)
+        # With groups, their number is not known yet, and keywords may be lists of one value each.
+        if optimizer is not None and self.scheduler_cls is not None and not self._in_groups:
+            try_scheduler(self.scheduler_cls, self.scheduler_kwargs, optimizer)
         return self
 
     @field_serializer("optimizer_cls", "scheduler_cls", when_used="json")
@@ -163,34 +215,33 @@ class OptimizerConfig(StrictModel):
     @field_validator("optimizer_cls", mode="before", json_schema_input_type=str)
     @classmethod
     def _optimizer_class(cls, value: Any) -> Any:
-        found = _class_of(value, Optimizer, "optimizer_cls", "torch.optim.AdamW")
-        closure = inspect.signature(found.step).parameters.get("closure")
-        if closure is not None and closure.default is closure.empty:
-            raise ConfigurationError(
-                f"{found.__name__} evaluates the loss several times per step, but a training batch has one forward and "
-                "one backward pass; choose an optimizer whose step needs no closure"
-            )
+        found = class_of(value, Optimizer, "optimizer_cls", "torch.optim.AdamW")
+        refuse_closures(found)
         return found
 
     @field_validator("scheduler_cls", mode="before", json_schema_input_type=str | None)
     @classmethod
     def _scheduler_class(cls, value: Any) -> Any:
-        return (
-            None if value is None else _class_of(value, LRScheduler, "scheduler_cls", "torch.optim.lr_scheduler.StepLR")
-        )
+        example = "torch.optim.lr_scheduler.StepLR"
+        return None if value is None else class_of(value, LRScheduler, "scheduler_cls", example)
+
+    @field_validator("parameters", mode="before")
+    @classmethod
+    def _one_pattern(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
 
     @field_validator("optimizer_kwargs")
     @classmethod
     def _check_optimizer_kwargs(cls, kwargs: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
         target = info.data.get("optimizer_cls")
-        return kwargs if target is None else _checked_kwargs(target, kwargs, "params", "optimizer")
+        return kwargs if target is None else checked_kwargs(target, kwargs, "params", "optimizer")
 
     @field_validator("scheduler_kwargs")
     @classmethod
     def _check_scheduler_kwargs(cls, kwargs: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
         target = info.data.get("scheduler_cls")
         if target is not None:
-            return _checked_kwargs(target, kwargs, "optimizer", "scheduler")
+            return checked_kwargs(target, kwargs, "optimizer", "scheduler")
         if kwargs and "scheduler_cls" in info.data:
             raise ConfigurationError(
                 f"scheduler_kwargs {sorted(kwargs)} need a scheduler_cls; give one or leave them out"
@@ -200,9 +251,11 @@ class OptimizerConfig(StrictModel):
     @field_validator("scheduler_metric_adapter")
     @classmethod
     def _check_adapter(cls, adapter: Any, info: ValidationInfo) -> Any:
-        if adapter is not None and info.data.get("scheduler_cls", LRScheduler) is None:
+        scheduler = info.data.get("scheduler_cls", ReduceLROnPlateau)
+        if adapter is not None and not uses_validation_metric(scheduler):
+            steps = "" if scheduler is None else f"; {scheduler.__name__} steps once per optimizer step and reads none"
             raise ConfigurationError(
-                f"scheduler_metric_adapter={adapter!r} needs a scheduler_cls such as ReduceLROnPlateau"
+                f"scheduler_metric_adapter={adapter!r} needs a scheduler_cls such as ReduceLROnPlateau{steps}"
             )
         return adapter
 
@@ -220,51 +273,8 @@ _STORED = (
     "scheduler_metric_adapter",
 )
 
-
-def _class_of(value: Any, kind: type, field: str, example: str) -> Any:
-    if isinstance(value, str):
-        try:
-            return resolve(value, kind=kind)
-        except ConfigurationError as error:
-            raise ConfigurationError(f"{field} must resolve to an importable class: {error}") from error
-    if not (isinstance(value, type) and issubclass(value, kind)):
-        raise ConfigurationError(
-            f"{field} must be a class derived from {kind.__name__}, or the dotted path of one ({example!r}); "
-            f"got {value!r}"
-        )
-    return value
+_OURS = ("parameters", "param_groups", "no_decay")
 
 
-def _runtime_name(target: type, usual: str) -> str:
-    """Return the name of the parameter that is known at run time only; by custom the first one."""
-    parameters = signature_of(target).parameters
-    return usual if usual in parameters else next(iter(parameters))
-
-
-def _checked_kwargs(target: type, kwargs: Mapping[str, Any], runtime: str, role: str) -> dict[str, Any]:
-    signature = signature_of(target)
-    runtime = _runtime_name(target, runtime)
-    open_ended = any(p.kind is Parameter.VAR_KEYWORD for p in signature.parameters.values())
-    valid = [name for name in signature.parameters if name != runtime]
-    unknown = [name for name in kwargs if name not in valid and (name == runtime or not open_ended)]
-    if unknown:
-        raise UnknownNameError(
-            f"Invalid {role} kwargs for {target.__name__}: {unknown}{nearest(unknown[0], valid)}; "
-            f"it takes {', '.join(sorted(valid))}"
-        )
-    try:
-        signature.bind(**{runtime: None, **kwargs})
-    except TypeError as error:
-        raise ConfigurationError(f"{role}_kwargs for {target.__name__}: {error}") from error
-    hints = {name: p.annotation for name, p in signature.parameters.items()}
-    where = f"{role}_kwargs"
-    return {name: checked(value, hints.get(name, NO_HINT), f"{where}[{name!r}]") for name, value in kwargs.items()}
-
-
-def _scheduled(value: Any, optimizer: Optimizer) -> Any:
-    """Build the specs of schedulers inside a keyword; they need the optimizer too."""
-    if isinstance(value, BaseSpec):
-        return value.build(optimizer, **{name: _scheduled(item, optimizer) for name, item in value.kwargs.items()})
-    if isinstance(value, list | tuple):
-        return type(value)(_scheduled(item, optimizer) for item in value)
-    return value
+def _allowed(name: str, only: Collection[str] | None) -> bool:
+    return only is None or name in only

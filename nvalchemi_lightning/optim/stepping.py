@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -12,15 +13,18 @@ from torch.optim.lr_scheduler import LRScheduler
 from nvalchemi_lightning.errors import (
     ConfigurationError,
     ConfigurationTypeError,
+    DataError,
     LabelNotFoundError,
     UnknownNameError,
     nearest,
 )
 from nvalchemi_lightning.optim.config import OptimizerConfig, SchedulerMetricAdapter, uses_validation_metric
+from nvalchemi_lightning.optim.shares import shared_out
 from nvalchemi_lightning.runtime import Models, iter_qualified_named_parameters, named_models
 
 __all__ = [
     "OptSchedPair",
+    "require_metric",
     "setup_optimizers",
     "step_lr_schedulers",
     "step_metric_schedulers",
@@ -45,7 +49,8 @@ def setup_optimizers(
     models : nn.Module, mapping of str to nn.Module, or nn.ModuleDict
         One bare model has the key ``"main"``.
     configs : mapping of str to sequence of OptimizerConfig
-        By model key. Several on one model share all its trainable parameters, and all of them step.
+        By model key. Several on one model divide its parameters if they say how (`OptimizerConfig.parameters`);
+        otherwise each holds all of them, and all step.
     allowed_parameter_names : collection of str, optional
         Names ``"<model key>.<parameter>"``; others stay out of every optimizer.
 
@@ -58,9 +63,9 @@ def setup_optimizers(
     Raises
     ------
     UnknownNameError
-        If a key is not a model.
+        If a key is not a model, or a pattern matches no parameter.
     ConfigurationError
-        If a configured model has no trainable parameter.
+        If a configured model has no trainable parameter, or several configs do not divide them.
     """
     named = named_models(models)
     for key in configs:
@@ -69,16 +74,21 @@ def setup_optimizers(
                 f"optimizer_configs has key {key!r}, not present in models{nearest(str(key), named)}; "
                 f"available model keys: {sorted(named)}"
             )
-    parameters = {key: _trainable(key, named[key], allowed_parameter_names) for key in configs}
-    return {key: [config.build(parameters[key]) for config in configs[key]] for key in configs}
+    built = {}
+    for key, listed in configs.items():
+        parameters = dict(iter_qualified_named_parameters({key: named[key]}))
+        trained = _trained(key, parameters, allowed_parameter_names)
+        shares = shared_out(parameters, listed, trained, key)
+        built[key] = [config.build(share.items(), only=trained) for config, share in zip(listed, shares, strict=True)]
+    return built
 
 
-def _trainable(key: str, model: nn.Module, allowed: Collection[str] | None) -> list[nn.Parameter]:
-    found = [
-        parameter
-        for name, parameter in iter_qualified_named_parameters({key: model})
+def _trained(key: str, parameters: Mapping[str, nn.Parameter], allowed: Collection[str] | None) -> set[str]:
+    found = {
+        name
+        for name, parameter in parameters.items()
         if parameter.requires_grad and (allowed is None or name in allowed)
-    ]
+    }
     if not found:
         filtered = "" if allowed is None else " after optimizer parameter filtering"
         raise ConfigurationError(
@@ -121,16 +131,19 @@ def step_metric_schedulers(
     adapters : sequence of str, callable or None
         What each of them watches, aligned; None is ``"total_loss"``.
     summary : mapping
-        The validation summary.
+        The validation summary. A key may also be that of a loss component (``"ForceMSELoss"``) or of a metric
+        (``"forces_mae"``) in it.
 
     Raises
     ------
     ConfigurationError
         If the two sequences differ in length.
     LabelNotFoundError
-        If the summary lacks the key; no scheduler has been stepped then. It is a `KeyError`.
+        If the summary lacks the key; it is a `KeyError`.
     ConfigurationTypeError
         If a metric is not a number.
+    DataError
+        If it is NaN. In all these cases no scheduler has been stepped.
     """
     if len(schedulers) != len(adapters):
         raise ConfigurationError(f"got {len(schedulers)} schedulers but {len(adapters)} metric adapters; give one each")
@@ -143,18 +156,42 @@ def step_metric_schedulers(
         scheduler.step(metric)  # type: ignore[union-attr, arg-type]
 
 
+def require_metric(key: str, numbers: Collection[str]) -> None:
+    """Refuse a key that a validation summary does not have.
+
+    Raises
+    ------
+    LabelNotFoundError
+        Naming the nearest key, and all there are.
+    """
+    if key not in numbers:
+        raise LabelNotFoundError(
+            f"Scheduler metric key {key!r} not found in validation summary{nearest(key, numbers)}; "
+            f"available keys: {sorted(numbers)}"
+        )
+
+
 def _metric(adapter: SchedulerMetricAdapter | None, summary: Mapping[str, Any]) -> float:
     key = "total_loss" if adapter is None else adapter
     if isinstance(key, str):
-        if key not in summary:
-            raise LabelNotFoundError(
-                f"Scheduler metric key {key!r} not found in validation summary{nearest(key, summary)}; "
-                f"available keys: {sorted(summary)}"
-            )
-        value = summary[key]
+        numbers = _numbers(summary)
+        require_metric(key, numbers)
+        value = numbers[key]
     else:
         value = key(summary)
     try:
-        return float(value)
+        metric = float(value)
     except (TypeError, ValueError, RuntimeError) as error:
         raise ConfigurationTypeError(f"the scheduler metric {key!r} must be a number, got {value!r}") from error
+    if math.isnan(metric):
+        raise DataError(
+            f"the scheduler metric {key!r} is NaN, which no schedule can compare: no validation structure has such a "
+            "label, or the model has diverged"
+        )
+    return metric
+
+
+def _numbers(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entries of a summary, and what it nests, by the names that logs use."""
+    top = {key: value for key, value in summary.items() if not isinstance(value, Mapping)}
+    return {**summary.get("per_component_unweighted", {}), **summary.get("metrics", {}), **top}

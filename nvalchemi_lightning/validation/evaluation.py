@@ -15,15 +15,15 @@ from nvalchemi_lightning.batch_step import call_forward, detached
 from nvalchemi_lightning.errors import ConfigurationError, TrainingStateError
 from nvalchemi_lightning.feeding import checked_batch, loader_length
 from nvalchemi_lightning.hooks.registry import stray_stop_iteration
-from nvalchemi_lightning.losses import assemble_loss_targets, compute_supervised_loss
+from nvalchemi_lightning.losses import ComposedLossFunction, assemble_loss_targets, compute_supervised_loss
 from nvalchemi_lightning.recipe import TrainingRecipe
 from nvalchemi_lightning.stages import TrainingStage
 from nvalchemi_lightning.validation.config import ValidationConfig
 from nvalchemi_lightning.validation.models import evaluated_models
-from nvalchemi_lightning.validation.potential import PotentialMetrics
+from nvalchemi_lightning.validation.potential import POTENTIAL_METRICS, PotentialMetrics
 from nvalchemi_lightning.validation.summary import SummaryAccumulator
 
-__all__ = ["Evaluation", "EvaluationLoader", "NamedPredictions", "check_validation_data"]
+__all__ = ["Evaluation", "EvaluationLoader", "NamedPredictions", "check_validation_data", "summary_numbers"]
 
 
 class NamedPredictions(dict[str, Tensor]):
@@ -159,6 +159,17 @@ def _precision(
     if config.use_mixed_precision == "never" or owner is None:
         return nullcontext, "float32"
     return lambda: owner.inference_autocast(device), str(owner.precision).removeprefix("torch.")
+
+
+def summary_numbers(loss_fn: ComposedLossFunction) -> set[str]:
+    """Return every key under which the summary of a pass may hold a number.
+
+    Parameters
+    ----------
+    loss_fn : ComposedLossFunction
+        The loss of the pass.
+    """
+    return {"total_loss", "num_batches", "num_structures", *loss_fn.names, *POTENTIAL_METRICS}
 
 
 def check_validation_data(recipe: TrainingRecipe, config: ValidationConfig, loaders: Any) -> None:

@@ -18,7 +18,10 @@ from nvalchemi_lightning.metrics import (
     StressRMSE,
 )
 
-__all__ = ["PotentialMetrics"]
+__all__ = ["POTENTIAL_METRICS", "PotentialMetrics"]
+
+POTENTIAL_METRICS = tuple(f"{name}_{kind}" for name in ("energy", "forces", "stress") for kind in ("mae", "rmse"))
+"""The names of all errors that a pass may report."""
 
 
 class PotentialMetrics:

@@ -193,6 +193,10 @@ def test_lists_of_json_become_the_tuples_that_torch_wants(parameters: list[nn.Pa
         ),
         ({"scheduler_metric_adapter": "loss"}, "scheduler_metric_adapter='loss' needs a scheduler_cls such as Reduce"),
         ({"scheduler_cls": ReduceLROnPlateau, "scheduler_metric_adapter": 3}, "scheduler_metric_adapter"),
+        (
+            {"scheduler_cls": StepLR, "scheduler_kwargs": {"step_size": 1}, "scheduler_metric_adapter": "total_loss"},
+            "needs a scheduler_cls such as ReduceLROnPlateau; StepLR steps once per optimizer step and reads none",
+        ),
     ],
 )
 def test_what_cannot_work_is_refused_at_construction(kwargs: dict[str, Any], match: str) -> None:
@@ -338,6 +342,9 @@ def test_the_json_schema_and_dump_are_plain(shared: Path) -> None:
         "scheduler_cls": None,
         "scheduler_kwargs": {},
         "scheduler_metric_adapter": None,
+        "parameters": None,
+        "param_groups": [],
+        "no_decay": None,
     }
 
 
