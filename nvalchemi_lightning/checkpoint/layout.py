@@ -4,12 +4,13 @@
 
     manifest.json                                the newest index, and which components it has
     models/<name>/spec.json                      how to build the component
-    models/<name>/checkpoints/<N>.pt             its state at index N
+    models/<name>/checkpoints/<N>.pt             its state at index N; weights that train, never averaged ones
     optimizers/<name>/...  schedulers/<name>/... likewise
-    hooks/checkpoints/<N>.pt                     states of hooks
+    hooks/checkpoints/<N>.pt                     states of hooks, averaged weights among them
     strategy.json                                recipe and counters of the newest index
     strategy/checkpoints/<N>.json                the same of index N
-    lightning/checkpoints/<N>.json               the files of index N and their SHA-256; the reference ignores it
+    lightning/checkpoints/<N>.json               the files of index N, their SHA-256 and which weights they hold; the
+                                                 reference ignores it
 
 The layout is that of the reference (nvalchemi-toolkit 0.3), so either product reads what the other wrote.
 """

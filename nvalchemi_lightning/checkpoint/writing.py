@@ -66,7 +66,12 @@ def write(root: str | Path, snapshot: Snapshot, index: int = -1) -> int:
     try:
         with staging(root, index) as folder:
             hashes = {name: stage_file(folder, name, content) for name, content in own.items()}
-            record = {"version": version("nvalchemi-lightning"), "files": hashes, "manifest": manifest}
+            record = {
+                "version": version("nvalchemi-lightning"),
+                "weights": _weights(snapshot),
+                "files": hashes,
+                "manifest": manifest,
+            }
             for name, content in {record_file(index): record, **shared}.items():
                 stage_file(folder, name, content)
             _vacate(root, index, keep=own)
@@ -89,6 +94,14 @@ def _own_files(snapshot: Snapshot, index: int) -> dict[str, Any]:
     if snapshot.hooks:
         files[state_file(HOOKS, index)] = snapshot.hooks
     return {**files, strategy_file(index): snapshot.strategy}
+
+
+def _weights(snapshot: Snapshot) -> dict[str, list[str]]:
+    """Return which weights of each model there are: those that train, and averaged ones among the states of hooks."""
+    averages = [state for state in snapshot.hooks.values() if isinstance(state, Mapping) and state.get("num_updates")]
+    averaged = {state.get("model_key") for state in averages if "averaged_model_state" in state}
+    names = [component.partition("/")[2] for component in snapshot.states if component.startswith("models/")]
+    return {name: ["raw", "averaged"] if name in averaged else ["raw"] for name in names}
 
 
 def _changed_recipes(root: Path, snapshot: Snapshot) -> dict[str, Any]:

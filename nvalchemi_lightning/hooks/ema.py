@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping
-from itertools import chain
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
 import torch
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 
 from nvalchemi_lightning.errors import ConfigurationError, LabelNotFoundError, TrainingStateError, nearest
 from nvalchemi_lightning.hooks.update import TrainingUpdateHook
+from nvalchemi_lightning.hooks.weight_average import WeightAverage
 from nvalchemi_lightning.runtime import unwrap_model
 from nvalchemi_lightning.stages import TrainingStage
 from nvalchemi_lightning.strict_model import StrictModel
@@ -22,10 +22,8 @@ __all__ = ["EMAHook"]
 _STATE, _PARTIAL = "averaged_model_state", "averaged_model_state_load"
 # Files keep the average as `torch.optim.swa_utils.AveragedModel` does, which the reference uses.
 _COUNT, _PREFIX = "n_averaged", "module."
-
-
-_Slot = tuple[nn.Module, nn.Module, str]
-"""A module of the average, the live one, and the name of a buffer of both."""
+# Unknown to the reference, and therefore in files only where it is used.
+_NEW = {"warmup"}
 
 
 class EMAHook(StrictModel, TrainingUpdateHook):
@@ -41,6 +39,9 @@ class EMAHook(StrictModel, TrainingUpdateHook):
         Update after steps whose number is a multiple of this, >= 1. Default 1.
     start_step : int
         First step that may update, >= 0. Default 0.
+    warmup : bool
+        Let the decay grow with the number n of updates so far, ``min(decay, (1 + n) / (10 + n))``, so that the first
+        weights are soon forgotten. Default False.
     use_buffers : bool
         Average floating point buffers too. Default True; with False they are copied, as other buffers always are.
     num_updates : int
@@ -75,18 +76,13 @@ class EMAHook(StrictModel, TrainingUpdateHook):
     decay: float = Field(default=0.999, ge=0.0, lt=1.0)
     update_every: int = Field(default=1, ge=1)
     start_step: int = Field(default=0, ge=0)
+    warmup: bool = False
     use_buffers: bool = True
     num_updates: int = Field(default=0, ge=0)
 
-    _averaged: nn.Module | None = PrivateAttr(default=None)
-    _average_of: nn.Module | None = PrivateAttr(default=None)
-    _averages: int = PrivateAttr(default=0)
+    _average: WeightAverage | None = PrivateAttr(default=None)
     _pending: dict[str, Any] = PrivateAttr(default_factory=dict)
     _workflow: Any = PrivateAttr(default=None)
-    _published: bool = PrivateAttr(default=False)
-    _groups: list[tuple[list[Tensor], list[Tensor]]] = PrivateAttr(default_factory=list)
-    _mixed: list[_Slot] = PrivateAttr(default_factory=list)
-    _copied: list[_Slot] = PrivateAttr(default_factory=list)
 
     # Taking part in a run ---------------------------------------------------------------------------------------
 
@@ -112,12 +108,12 @@ class EMAHook(StrictModel, TrainingUpdateHook):
         TrainingStateError
             If the hook holds the average of another model.
         """
-        if stage is TrainingStage.SETUP:
-            self._set_up(ctx.models, ctx.workflow)
-        elif stage is TrainingStage.AFTER_OPTIMIZER_STEP and not will_skip:
+        if stage is TrainingStage.AFTER_OPTIMIZER_STEP:
             completed = ctx.step_count + 1
-            if completed >= self.start_step and completed % self.update_every == 0:
+            if not will_skip and completed >= self.start_step and completed % self.update_every == 0:
                 self._update(ctx)
+        elif stage is TrainingStage.SETUP:
+            self._set_up(ctx.models, ctx.workflow)
         return True, ctx.loss
 
     def get_averaged_model(self) -> nn.Module:
@@ -128,21 +124,21 @@ class EMAHook(StrictModel, TrainingUpdateHook):
         TrainingStateError
             If neither a run nor a checkpoint has built it yet.
         """
-        if self._averaged is None:
+        if self._average is None:
             raise TrainingStateError(
                 f"the average of {self.model_key!r} does not exist yet; it is built when a run begins (at SETUP) or a "
                 "checkpoint is loaded"
             )
-        return self._averaged
+        return self._average.module
 
     # Checkpoints ------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """Return the configuration, the number of updates and, if there is one, the average."""
-        state = self.model_dump()
-        if self._averaged is not None:
-            tensors = {f"{_PREFIX}{name}": value for name, value in self._averaged.state_dict().items()}
-            state[_STATE] = {_COUNT: torch.tensor(self._averages), **tensors}
+        state = self.model_dump(exclude=_NEW if not self.warmup else None)
+        if self._average is not None:
+            tensors = {f"{_PREFIX}{name}": value for name, value in self._average.module.state_dict().items()}
+            state[_STATE] = {_COUNT: torch.tensor(self._average.count), **tensors}
         else:
             state.update(self._pending)
         return state
@@ -156,28 +152,29 @@ class EMAHook(StrictModel, TrainingUpdateHook):
             If the state was made with another configuration; nothing is changed.
         """
         own = self.model_dump(exclude={"num_updates"})
+        saved = {**dict.fromkeys(_NEW, False), **state} if "decay" in state else state
         conflicts = [
-            f"{key}={state[key]!r} vs constructor {key}={value!r}"
+            f"{key}={saved[key]!r} vs constructor {key}={value!r}"
             for key, value in own.items()
-            if key in state and state[key] != value
+            if key in saved and saved[key] != value
         ]
         if conflicts:
             raise ConfigurationError(f"EMAHook checkpoint conflict: {'; '.join(conflicts)}; use the saved values")
         self.num_updates = int(state.get("num_updates", 0))
-        self._averaged, self._averages = None, 0
+        self._average = None
         self._pending = {key: state[key] for key in (_STATE, _PARTIAL) if key in state}
         if self._pending and self._workflow is not None:
             self._set_up(self._workflow.models, self._workflow)
 
-    def _load_pending(self, averaged: nn.Module) -> None:
+    def _load_pending(self, average: WeightAverage) -> None:
         if _STATE not in self._pending:
             return
         tensors = {name.removeprefix(_PREFIX): value for name, value in self._pending[_STATE].items()}
         count = int(tensors.pop(_COUNT, self.num_updates))
         if self._pending.get(_PARTIAL) == "partial":
-            tensors = {**averaged.state_dict(), **tensors}
-        averaged.load_state_dict(tensors)
-        self._averages, self._pending = count, {}
+            tensors = {**average.module.state_dict(), **tensors}
+        average.module.load_state_dict(tensors)
+        average.count, self._pending = count, {}
 
     # The average ------------------------------------------------------------------------------------------------
 
@@ -193,87 +190,45 @@ class EMAHook(StrictModel, TrainingUpdateHook):
         """Return the copy that is to hold the average; a subclass may build it in another way."""
         return copy.deepcopy(source)
 
-    def _set_up(self, models: Mapping[str, nn.Module], workflow: Any) -> nn.Module:
+    def _set_up(self, models: Mapping[str, nn.Module], workflow: Any) -> WeightAverage:
         """Return the average, built if there is none, on the devices of its model, and shown to validation."""
         source = self._source(models)
-        if self._averaged is None:
-            self._average_of = source
-            averaged = self._build_averaged_model(source).requires_grad_(False).eval()
-            modify = getattr(averaged, "modify_ema_methods", None)
-            if callable(modify):
-                modify()
-            self._load_pending(averaged)
-            self._averaged = averaged
-            self._sort_buffers(source, averaged)
-        elif source is not self._average_of:
+        if self._average is None:
+            self._average = self._built(source)
+        elif source is not self._average.source:
             raise TrainingStateError(
-                f"this EMAHook holds the average of another {type(self._average_of).__name__} than "
+                f"this EMAHook holds the average of another {type(self._average.source).__name__} than "
                 f"models[{self.model_key!r}]; make a new EMAHook, and load the state of this one into it to go on"
             )
-        self._align(source, self._averaged)
-        self._published = False
-        if self._averages:
-            self._publish(workflow, source, self._averaged)
-        return self._averaged
+        self._average.align()
+        self._average.published = False
+        if self._average.count:
+            self._publish(workflow, self._average)
+        return self._average
 
-    def _sort_buffers(self, source: nn.Module, averaged: nn.Module) -> None:
-        """Note where buffers are kept: a model may put a new tensor there at any time."""
-        modules = dict(averaged.named_modules())
-        self._mixed, self._copied = [], []
-        for prefix, module in source.named_modules():
-            for name, buffer in module.named_buffers(recurse=False):
-                slots = self._mixed if self.use_buffers and _may_be_averaged(buffer) else self._copied
-                slots.append((modules[prefix], module, name))
+    def _built(self, source: nn.Module) -> WeightAverage:
+        module = self._build_averaged_model(source).requires_grad_(False).eval()
+        modify = getattr(module, "modify_ema_methods", None)
+        if callable(modify):
+            modify()
+        average = WeightAverage(module, source, use_buffers=self.use_buffers)
+        self._load_pending(average)
+        return average
 
-    def _align(self, source: nn.Module, averaged: nn.Module) -> None:
-        """Bring every averaged tensor to the device and floating dtype of the live one, and pair the parameters."""
-        pairs = list(zip(averaged.parameters(), source.parameters(), strict=True))
-        for average, live in chain(pairs, zip(averaged.buffers(), source.buffers(), strict=True)):
-            if average.device != live.device or average.dtype != live.dtype:
-                average.data = average.data.to(live.device, live.dtype)
-        self._groups = _grouped(pairs)
-
-    def _publish(self, workflow: Any, source: nn.Module, averaged: nn.Module) -> None:
+    def _publish(self, workflow: Any, average: WeightAverage) -> None:
         publish = getattr(workflow, "set_inference_model", None)
         if publish is not None:
-            publish(averaged, model_key=self.model_key)
+            publish(average.module, model_key=self.model_key)
             # The slot lives on the workflow's first device; the average has to stay with its model.
-            self._align(source, averaged)
-        self._published = True
+            average.align()
+        average.published = True
 
-    @torch.no_grad()
     def _update(self, ctx: Any) -> None:
-        source = self._source(ctx.models)
-        averaged = self._averaged if self._averaged is not None else self._set_up(ctx.models, ctx.workflow)
-        first, share = self._averages == 0, 1.0 - self.decay
-        for average, live in chain(self._groups, _grouped(_tensors(self._mixed))):
-            if first:
-                torch._foreach_copy_(average, live)
-            else:
-                torch._foreach_lerp_(average, live, share)
-        for average_buffer, live_buffer in _tensors(self._copied):
-            average_buffer.copy_(live_buffer)
-        self._averages += 1
+        average = self._average or self._set_up(ctx.models, ctx.workflow)
+        average.update(self._decay_after(average.count))
         self.num_updates += 1
-        if not self._published:
-            self._publish(ctx.workflow, source, averaged)
+        if not average.published:
+            self._publish(ctx.workflow, average)
 
-
-def _may_be_averaged(buffer: Tensor) -> bool:
-    # A mask of infinities would become NaN: inf - inf.
-    return buffer.is_floating_point() and bool(buffer.isfinite().all())
-
-
-def _tensors(slots: Iterable[_Slot]) -> Iterator[tuple[Tensor, Tensor]]:
-    for averaged, live, name in slots:
-        yield getattr(averaged, name), getattr(live, name)
-
-
-def _grouped(pairs: Iterable[tuple[Tensor, Tensor]]) -> list[tuple[list[Tensor], list[Tensor]]]:
-    """Return lists of averaged and live tensors, one pair of lists per device and dtype: foreach kernels need that."""
-    groups: dict[tuple[torch.device, torch.dtype], tuple[list[Tensor], list[Tensor]]] = {}
-    for average, live in pairs:
-        averages, lives = groups.setdefault((live.device, live.dtype), ([], []))
-        averages.append(average)
-        lives.append(live)
-    return list(groups.values())
+    def _decay_after(self, updates: int) -> float:
+        return min(self.decay, (1 + updates) / (10 + updates)) if self.warmup else self.decay

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from pathlib import Path
 from typing import Any
 
@@ -331,6 +332,133 @@ def test_a_workflow_without_a_slot_is_no_obstacle() -> None:
     hook(ctx, Stage.SETUP, False)
     hook(ctx, Stage.AFTER_OPTIMIZER_STEP, False)
     assert hook.num_updates == 1
+
+
+# Which weights are where
+
+
+def harmonic() -> tuple[TrainingStrategy, EMAHook]:
+    """Return a strategy whose gradient is 1, so that the live weight is minus the number of steps."""
+    ema = EMAHook(decay=0.5)
+    config = ValidationConfig(validation_data=constant(1), every_n_steps=1)
+    return strategy(ema, validation_config=config, num_epochs=None, num_steps=4), ema
+
+
+def averaged_after(steps: int) -> float:
+    value = -1.0
+    for step in range(2, steps + 1):
+        value = 0.5 * value + 0.5 * -step
+    return value
+
+
+@pytest.mark.parametrize("sanity", [0, 2])
+def test_what_is_saved_around_a_validation_are_the_live_weights(tmp_path: Path, sanity: int) -> None:
+    """B02: from a hook behind the validation of averaged weights, and by Lightning's own callback that monitors it."""
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    what, _ = harmonic()
+    saved: list[Any] = []
+
+    def save(ctx: Any) -> None:
+        hook_state = what.hooks[0].hooks[0].state_dict()
+        saved.append(
+            (w_of(what), hook_state["averaged_model_state"]["module.w"].item(), ctx.validation["model_source"])
+        )
+
+    what.register_hook(At(Stage.AFTER_VALIDATION, save))
+    native = ModelCheckpoint(tmp_path, monitor="validation/total_loss", save_top_k=-1, filename="{step}")
+    what.register_hook(native)
+    run(what, constant(4), enable_checkpointing=True, num_sanity_val_steps=sanity)
+    assert saved == [(-step, averaged_after(step), "ema") for step in (1, 2, 3, 4)]
+    for step in (1, 2, 3, 4):
+        state = torch.load(tmp_path / f"step={step}.ckpt", weights_only=True)["state_dict"]
+        assert state["models.main.w"].item() == -step
+
+
+def test_one_can_tell_and_choose_which_weights_are_evaluated(tmp_path: Path) -> None:
+    """B103: five steps; the summary says which, a switch gives the other, and an exported file evaluates alike."""
+
+    def validated(use: Any, model: nn.Module | None = None, *hooks: Any) -> tuple[TrainingStrategy, dict[str, Any]]:
+        config = ValidationConfig(validation_data=batches(2, seed=9, dtype=torch.float32), use_ema=use)
+        what = network(
+            *hooks, **({"models": model} if model is not None else {}), validation_config=config, num_steps=5
+        )
+        return what, what.validate() if model is not None else {}
+
+    hook = EMAHook(decay=0.99)
+    what, _ = validated("auto", None, hook)
+    run(what, batches(2, 3, 1, dtype=torch.float32))
+    summary = dict(what.last_validation or {})
+    torch.save(hook.get_averaged_model().state_dict(), tmp_path / "averaged.pt")
+    torch.save(what.models["main"].state_dict(), tmp_path / "raw.pt")
+    what.validation_config = what.validation_config.model_copy(update={"use_ema": "never"})  # type: ignore[union-attr]
+    other = what.validate()
+    assert (summary["model_source"], other["model_source"]) == ("ema", "live")
+    assert summary["total_loss"].item() != other["total_loss"].item()
+    for name, told in (("averaged", summary), ("raw", other)):
+        model = Net()
+        model.load_state_dict(torch.load(tmp_path / f"{name}.pt", weights_only=True))
+        _, again = validated("auto", model)
+        assert again["total_loss"].item() == pytest.approx(told["total_loss"].item(), rel=0, abs=1e-10)
+
+
+def test_a_checkpoint_says_which_weights_it_holds(tmp_path: Path) -> None:
+    """B103."""
+    hook = EMAHook(start_step=2)
+    what = network(hook, models=DemoModelWrapper(DemoModel(hidden_dim=8)), num_steps=1)
+    for steps in (1, 2):
+        what.num_steps = steps
+        run(what, batches(2, dtype=torch.float32))
+        what.save_checkpoint(tmp_path)
+    records = [json.loads((tmp_path / f"lightning/checkpoints/{i}.json").read_text()) for i in (0, 1)]
+    assert [record["weights"] for record in records] == [{"main": ["raw"]}, {"main": ["raw", "averaged"]}]
+
+
+def test_the_average_shares_nothing_with_the_live_model() -> None:
+    hook = EMAHook(decay=0.5)
+    what = run(network(hook), batches(2, 3, dtype=torch.float32))
+    averaged, live = hook.get_averaged_model(), what.models["main"]
+    before = tensors(hook)
+    storages = {value.untyped_storage().data_ptr() for value in live.state_dict().values()}
+    assert not storages & {value.untyped_storage().data_ptr() for value in averaged.state_dict().values()}
+    averaged(batches(1, dtype=torch.float32)[0])["energy"]
+    trainable = copy.deepcopy(averaged).requires_grad_(True)
+    trainable(batches(1, dtype=torch.float32)[0])["energy"].sum().backward()  # nobody guards these gradients
+    with torch.no_grad():
+        for parameter in live.parameters():
+            parameter.zero_()
+    assert all(torch.equal(value, before[name]) for name, value in averaged.state_dict().items())
+
+
+# Warm-up
+
+
+def test_the_decay_ramps_up() -> None:
+    hook, plain = EMAHook(decay=0.3, warmup=True), EMAHook(decay=0.3)
+    run(strategy(hook, plain), constant(5))
+    expected = -1.0
+    for updates in (1, 2, 3, 4):
+        decay = min(0.3, (1 + updates) / (10 + updates))
+        expected = decay * expected + (1.0 - decay) * -(updates + 1)
+    assert average_of(hook) == pytest.approx(expected, rel=1e-15)
+    assert average_of(hook) < average_of(plain)
+
+
+def test_the_ramp_goes_on_after_a_resume_bitwise() -> None:
+    """B15: the count is state, so the average is not wiped by a second warm-up."""
+    whole, first, second = (EMAHook(decay=0.9, warmup=True) for _ in range(3))
+    run(strategy(whole, num_steps=6), constant(6))
+    half = strategy(first, num_steps=3)
+    run(half, constant(6))
+    second.load_state_dict(first.state_dict())
+    rest = strategy(second, models=half.models["main"], num_steps=3)
+    run(rest, constant(6))
+    assert average_of(second) == average_of(whole)
+    assert second.num_updates == whole.num_updates == 6
+    with pytest.raises(ConfigurationError, match="warmup=True vs constructor warmup=False; use the saved values"):
+        EMAHook(decay=0.9).load_state_dict(first.state_dict())
+    with pytest.raises(ConfigurationError, match="warmup=False vs constructor warmup=True"):
+        EMAHook(decay=0.9, warmup=True).load_state_dict(EMAHook(decay=0.9).state_dict())
 
 
 # State
