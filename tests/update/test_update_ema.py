@@ -356,14 +356,12 @@ def test_what_is_saved_around_a_validation_are_the_live_weights(tmp_path: Path, 
     """B02: from a hook behind the validation of averaged weights, and by Lightning's own callback that monitors it."""
     from lightning.pytorch.callbacks import ModelCheckpoint
 
-    what, _ = harmonic()
+    what, ema = harmonic()
     saved: list[Any] = []
 
     def save(ctx: Any) -> None:
-        hook_state = what.hooks[0].hooks[0].state_dict()
-        saved.append(
-            (w_of(what), hook_state["averaged_model_state"]["module.w"].item(), ctx.validation["model_source"])
-        )
+        average = ema.state_dict()["averaged_model_state"]["module.w"].item()
+        saved.append((w_of(what), average, ctx.validation["model_source"]))
 
     what.register_hook(At(Stage.AFTER_VALIDATION, save))
     native = ModelCheckpoint(tmp_path, monitor="validation/total_loss", save_top_k=-1, filename="{step}")
@@ -378,28 +376,23 @@ def test_what_is_saved_around_a_validation_are_the_live_weights(tmp_path: Path, 
 def test_one_can_tell_and_choose_which_weights_are_evaluated(tmp_path: Path) -> None:
     """B103: five steps; the summary says which, a switch gives the other, and an exported file evaluates alike."""
 
-    def validated(use: Any, model: nn.Module | None = None, *hooks: Any) -> tuple[TrainingStrategy, dict[str, Any]]:
-        config = ValidationConfig(validation_data=batches(2, seed=9, dtype=torch.float32), use_ema=use)
-        what = network(
-            *hooks, **({"models": model} if model is not None else {}), validation_config=config, num_steps=5
-        )
-        return what, what.validate() if model is not None else {}
+    def checked(use: Any = "auto") -> ValidationConfig:
+        return ValidationConfig(validation_data=batches(2, seed=9, dtype=torch.float32), use_ema=use)
 
     hook = EMAHook(decay=0.99)
-    what, _ = validated("auto", None, hook)
-    run(what, batches(2, 3, 1, dtype=torch.float32))
-    summary = dict(what.last_validation or {})
-    torch.save(hook.get_averaged_model().state_dict(), tmp_path / "averaged.pt")
-    torch.save(what.models["main"].state_dict(), tmp_path / "raw.pt")
-    what.validation_config = what.validation_config.model_copy(update={"use_ema": "never"})  # type: ignore[union-attr]
-    other = what.validate()
-    assert (summary["model_source"], other["model_source"]) == ("ema", "live")
-    assert summary["total_loss"].item() != other["total_loss"].item()
-    for name, told in (("averaged", summary), ("raw", other)):
-        model = Net()
-        model.load_state_dict(torch.load(tmp_path / f"{name}.pt", weights_only=True))
-        _, again = validated("auto", model)
-        assert again["total_loss"].item() == pytest.approx(told["total_loss"].item(), rel=0, abs=1e-10)
+    what = run(network(hook, validation_config=checked(), num_steps=5), batches(2, 3, 1, dtype=torch.float32))
+    assert what.last_validation is not None
+    told = {"averaged": what.last_validation}
+    what.validation_config = checked("never")
+    told["raw"] = what.validate()
+    assert {name: summary["model_source"] for name, summary in told.items()} == {"averaged": "ema", "raw": "live"}
+    assert told["averaged"]["total_loss"].item() != told["raw"]["total_loss"].item()
+    for name, model in (("averaged", hook.get_averaged_model()), ("raw", what.models["main"])):
+        torch.save(model.state_dict(), tmp_path / name)
+        loaded = Net()
+        loaded.load_state_dict(torch.load(tmp_path / name, weights_only=True))
+        again = network(models=loaded, validation_config=checked()).validate()
+        assert again["total_loss"].item() == pytest.approx(told[name]["total_loss"].item(), rel=0, abs=1e-10)
 
 
 def test_a_checkpoint_says_which_weights_it_holds(tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ from nvalchemi_lightning.errors import ConfigurationError, TrainingStateError
 from nvalchemi_lightning.hooks import (
     CheckpointableHook,
     EMAHook,
+    GradientAccumulationHook,
     GradientClipHook,
     MixedPrecisionHook,
     SpikeSkipHook,
@@ -188,13 +189,14 @@ def test_without_the_hook_the_run_ends_at_the_nan() -> None:
         trained([good[0], poisoned(good[1], "label")])
 
 
-def test_a_bad_batch_drops_its_window() -> None:
+@pytest.mark.parametrize("accumulate", [Accumulate, GradientAccumulationHook], ids=["a user's", "the shipped one"])
+def test_a_bad_batch_drops_its_window(accumulate: Any) -> None:
     """The whole window, whichever of its batches is bad; the next begins with gradients of its own."""
     good = batches(2, 3, 1, 2, dtype=torch.float32)
-    expected = trained(good, Accumulate(2))
+    expected = trained(good, accumulate(2))
     for window in ([poisoned(good[0], "label"), good[1]], [good[0], poisoned(good[1], "model")]):
         hook = SpikeSkipHook()
-        found = trained([*good[:2], *window, *good[2:]], Accumulate(2), hook)
+        found = trained([*good[:2], *window, *good[2:]], accumulate(2), hook)
         assert hook.skipped == 1
         assert found["counts"] == expected["counts"]
         assert all(torch.equal(a, b) for a, b in zip(found["tensors"], expected["tensors"], strict=True))
