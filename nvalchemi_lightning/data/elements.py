@@ -1,4 +1,4 @@
-"""Standard atomic masses.
+"""Symbols and standard masses of the elements.
 
 References
 ----------
@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["ATOMIC_MASSES", "MAX_ATOMIC_NUMBER", "standard_masses"]
+__all__ = ["ATOMIC_MASSES", "MAX_ATOMIC_NUMBER", "SYMBOLS", "standard_masses"]
 
 # fmt: off
 ATOMIC_MASSES: tuple[float, ...] = (
@@ -31,6 +31,19 @@ ATOMIC_MASSES: tuple[float, ...] = (
 )
 # fmt: on
 """Masses [amu] by atomic number, 1 to 118; NaN for 0, which is no element."""
+
+# fmt: off
+SYMBOLS: tuple[str, ...] = (
+    "X", "H", "He", "Li", "Be", "B", "C", "N", "O", "F", "Ne", "Na", "Mg", "Al", "Si", "P", "S", "Cl", "Ar", "K",
+    "Ca", "Sc", "Ti", "V", "Cr", "Mn", "Fe", "Co", "Ni", "Cu", "Zn", "Ga", "Ge", "As", "Se", "Br", "Kr", "Rb", "Sr",
+    "Y", "Zr", "Nb", "Mo", "Tc", "Ru", "Rh", "Pd", "Ag", "Cd", "In", "Sn", "Sb", "Te", "I", "Xe", "Cs", "Ba", "La",
+    "Ce", "Pr", "Nd", "Pm", "Sm", "Eu", "Gd", "Tb", "Dy", "Ho", "Er", "Tm", "Yb", "Lu", "Hf", "Ta", "W", "Re", "Os",
+    "Ir", "Pt", "Au", "Hg", "Tl", "Pb", "Bi", "Po", "At", "Rn", "Fr", "Ra", "Ac", "Th", "Pa", "U", "Np", "Pu", "Am",
+    "Cm", "Bk", "Cf", "Es", "Fm", "Md", "No", "Lr", "Rf", "Db", "Sg", "Bh", "Hs", "Mt", "Ds", "Rg", "Cn", "Nh", "Fl",
+    "Mc", "Lv", "Ts", "Og",
+)
+# fmt: on
+"""Symbols by atomic number, 1 to 118; X for 0, which is no element."""
 
 MAX_ATOMIC_NUMBER = len(ATOMIC_MASSES) - 1
 

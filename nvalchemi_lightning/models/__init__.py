@@ -14,20 +14,22 @@ if TYPE_CHECKING:
     from nvalchemi_lightning.models.base import NeighborListFormat as NeighborListFormat
     from nvalchemi_lightning.models.demo import DemoModel as DemoModel
     from nvalchemi_lightning.models.demo import DemoModelWrapper as DemoModelWrapper
+    from nvalchemi_lightning.models.isolated_atoms import isolated_atom_energies as isolated_atom_energies
     from nvalchemi_lightning.models.painn import PaiNN as PaiNN
     from nvalchemi_lightning.models.statistics import AtomicStatistics as AtomicStatistics
-    from nvalchemi_lightning.models.statistics import isolated_atom_energies as isolated_atom_energies
+    from nvalchemi_lightning.models.statistics import ElementStatistics as ElementStatistics
 
 _HOMES = {
     "AtomicStatistics": "statistics",
     "BaseModelMixin": "base",
     "DemoModel": "demo",
     "DemoModelWrapper": "demo",
+    "ElementStatistics": "statistics",
     "ModelConfig": "base",
     "NeighborConfig": "base",
     "NeighborListFormat": "base",
     "PaiNN": "painn",
-    "isolated_atom_energies": "statistics",
+    "isolated_atom_energies": "isolated_atoms",
 }
 """Public name to module. A module is imported when a name of it is first used."""
 

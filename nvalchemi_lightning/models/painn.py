@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,9 @@ from nvalchemi_lightning.models.graph import AtomGraph
 from nvalchemi_lightning.models.layers import Edges, ElementMessage, Message, RadialBasis, Readout, Update
 from nvalchemi_lightning.models.statistics import AtomicStatistics
 from nvalchemi_lightning.neighbors import check_cutoff
+
+if TYPE_CHECKING:
+    from nvalchemi_lightning.data.zarr_layout import ZarrStoreLike
 
 __all__ = ["PaiNN"]
 
@@ -145,16 +148,25 @@ class PaiNN(nn.Module, BaseModelMixin):
         self.readout = Readout(hidden)
 
     @classmethod
-    def from_statistics(cls, statistics: AtomicStatistics, **options: Any) -> Self:
-        """Make a model whose elements, reference energies and scales are those of a data set.
+    def from_statistics(cls, statistics: AtomicStatistics | ZarrStoreLike, **options: Any) -> Self:
+        """Make a model whose elements, reference energies, scales and cutoff are those of a data set.
 
         Parameters
         ----------
-        statistics : AtomicStatistics
-            Of the training data; fit it with the cutoff of the model.
+        statistics : AtomicStatistics or store
+            Of the training data; or the store or file from which :meth:`AtomicStatistics.load` reads them.
         **options : Any
             Other arguments of the constructor; they take precedence.
+
+        Raises
+        ------
+        ConfigurationError
+            If neighbors were counted within another distance than ``cutoff``.
+        DataError
+            If there are no statistics in the store, or it changed after they were computed.
         """
+        if not isinstance(statistics, AtomicStatistics):
+            statistics = AtomicStatistics.load(statistics)
         scales = (statistics.force_scale, statistics.energy_scale)
         found = {
             "elements": statistics.elements,
@@ -162,7 +174,10 @@ class PaiNN(nn.Module, BaseModelMixin):
             # A NaN compares as False, so absent labels are passed over.
             "scale": next((scale for scale in scales if scale > 0), 1.0),
         }
-        if statistics.neighbors_per_atom > 0:
+        if statistics.cutoff is not None:
+            found["cutoff"] = statistics.cutoff
+        if statistics.neighbors_per_atom > 0 and "neighbors_per_atom" not in options:
+            _check_same_cutoff(statistics.cutoff, options.get("cutoff", statistics.cutoff))
             found["neighbors_per_atom"] = statistics.neighbors_per_atom
         return cls(**{**found, **options})
 
@@ -256,6 +271,14 @@ def _stress(gradient: Tensor, graph: AtomGraph) -> Tensor:
         return gradient.new_zeros(graph.num_structures, 3, 3)
     structure = graph.structure.index_select(0, graph.source)
     return stress_of_edges(gradient, graph.vectors, structure, graph.cell, graph.pbc)
+
+
+def _check_same_cutoff(counted: float | None, cutoff: float | None) -> None:
+    if counted != cutoff:
+        raise ConfigurationError(
+            f"the statistics count neighbors within {counted} A, but the cutoff of the model is {cutoff} A; compute "
+            "them with that cutoff, or give neighbors_per_atom"
+        )
 
 
 def _check_sizes(**sizes: float) -> None:

@@ -2,60 +2,143 @@
 
 from __future__ import annotations
 
+import json
 import math
+import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BeforeValidator, ConfigDict, PlainSerializer, ValidationError
 
+from nvalchemi_lightning.data.compositions import TABLE
+from nvalchemi_lightning.data.elements import SYMBOLS
+from nvalchemi_lightning.data.size_range import SizeRange
 from nvalchemi_lightning.errors import DataError
-from nvalchemi_lightning.models.graph import structure_of_atoms
-from nvalchemi_lightning.neighbors import neighbor_list
+from nvalchemi_lightning.models.statistics_sums import StatisticsSums, rms
+from nvalchemi_lightning.strict_model import StrictModel
 
-__all__ = ["AtomicStatistics", "isolated_atom_energies"]
+if TYPE_CHECKING:
+    from nvalchemi_lightning.data.zarr_layout import ZarrStoreLike
 
-_TABLE = 119  # rows of a table indexed by atomic number
+__all__ = ["AtomicStatistics", "ElementStatistics"]
+
+NOTE = "nvalchemi_lightning_statistics"
+"""Attribute of a store that holds its statistics."""
+
+Number: TypeAlias = Annotated[
+    float,
+    BeforeValidator(lambda value: math.nan if value is None else value),
+    PlainSerializer(lambda value: None if math.isnan(value) else value, return_type=float | None, when_used="json"),
+]
+"""A number that JSON holds as null where it is NaN."""
 
 
-@dataclass(frozen=True)
-class AtomicStatistics:
+class ElementStatistics(StrictModel):
+    """What belongs to one element.
+
+    Attributes
+    ----------
+    number : int
+        Atomic number.
+    atoms : int
+        Atoms of the element.
+    labelled_atoms : int
+        Those of them in structures with an energy.
+    reference_energy : float
+        Energy of an atom [eV].
+    force_scale : float
+        Root mean square of the force components on its atoms [eV/A]; NaN without forces.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    number: int
+    atoms: int
+    labelled_atoms: int
+    reference_energy: float
+    force_scale: Number
+
+    @property
+    def symbol(self) -> str:
+        """Symbol of the element."""
+        return SYMBOLS[self.number]
+
+
+class AtomicStatistics(StrictModel):
     """What a model needs to know about a data set before training.
 
     Attributes
     ----------
-    elements : tuple of int
-        Atomic numbers that occur, ascending.
-    reference_energies : tuple of float
-        Energy of an atom of each element [eV].
+    num_structures, num_atoms : int
+        How many there are.
+    sizes : SizeRange
+        Atoms of the smallest, the middle and the largest structure.
+    num_energies, num_forces, num_stresses : int
+        Structures with the label, or a part of it; a stress only counts where some direction is periodic.
+    per_element : tuple of ElementStatistics
+        Elements by ascending atomic number.
+    references : {"fitted", "given"}
+        Where the reference energies come from.
     rank : int
         Number of independent compositions among the structures with an energy. Below the number of elements the
-        reference energies are not unique, and the smallest ones are taken: they describe these compositions, and say
-        nothing about others.
-    num_structures : int
-        Structures with an energy.
+        fitted reference energies are not unique, and the smallest ones are taken: they describe these compositions,
+        and say nothing about others.
+    isolated_atoms : tuple of int
+        Elements with a structure of a single atom that has an energy and no neighbors.
     energy_scale : float
         What the reference energies leave unexplained, as the standard deviation per atom [eV] if atoms contribute
         independently; NaN without energies.
+    energy_residual : float
+        The same as root mean square over structures of energy per atom [eV].
+    energy_resolution : float
+        Largest distance of an energy from the next number of its dtype [eV].
     force_scale : float
         Root mean square of the force components [eV/A]; NaN without forces.
+    stress_scale : float
+        Root mean square of the stress components [eV/A^3]; NaN without stress.
+    cutoff : float or None
+        Distance within which neighbors are counted [A].
     neighbors_per_atom : float
         Mean number of neighbors; NaN without a cutoff.
     """
 
-    elements: tuple[int, ...]
-    reference_energies: tuple[float, ...]
-    rank: int
+    model_config = ConfigDict(frozen=True)
+
     num_structures: int
-    energy_scale: float
-    force_scale: float
-    neighbors_per_atom: float
+    num_atoms: int
+    sizes: SizeRange
+    num_energies: int
+    num_forces: int
+    num_stresses: int
+    per_element: tuple[ElementStatistics, ...]
+    references: Literal["fitted", "given"]
+    rank: int
+    isolated_atoms: tuple[int, ...]
+    energy_scale: Number
+    energy_residual: Number
+    energy_resolution: Number
+    force_scale: Number
+    stress_scale: Number
+    cutoff: float | None
+    neighbors_per_atom: Number
+
+    @property
+    def elements(self) -> tuple[int, ...]:
+        """Atomic numbers that occur, ascending."""
+        return tuple(element.number for element in self.per_element)
+
+    @property
+    def reference_energies(self) -> tuple[float, ...]:
+        """Energy of an atom of each element [eV]."""
+        return tuple(element.reference_energy for element in self.per_element)
 
     @property
     def is_degenerate(self) -> bool:
         """Whether the compositions do not determine the reference energies."""
-        return self.rank < len(self.elements)
+        return self.rank < len(self.per_element)
 
     @classmethod
     def fit(
@@ -70,7 +153,8 @@ class AtomicStatistics:
         Parameters
         ----------
         structures : iterable of AtomicData or Batch
-            The training data. Labels that are absent or NaN are passed over.
+            The training data, such as ``read_structures("train.zarr")`` or a loader. Labels that are absent or NaN
+            are passed over.
         cutoff : float, optional
             Distance within which neighbors are counted [A]; not counted by default.
         reference_energies : mapping of int to float, optional
@@ -80,121 +164,132 @@ class AtomicStatistics:
         Raises
         ------
         DataError
-            If there is no structure, or ``reference_energies`` lacks an element.
+            If there is no structure, a label is infinite, or ``reference_energies`` lacks an element.
+
+        Notes
+        -----
+        The memory does not grow with the number of structures, and the result does not depend on how they are cut
+        into batches, but for roundings of float64.
         """
-        sums = _Sums()
+        sums = StatisticsSums(cutoff)
         for data in structures:
-            sums.add(data, cutoff)
-        elements = torch.nonzero(sums.atoms).flatten()
-        if not len(elements):
+            sums.add(data)
+        if not sums.sizes:
             raise DataError("there are no structures to compute statistics from")
-        gram, moment = sums.gram[elements][:, elements], sums.moment[elements]
-        if reference_energies is None:
-            energies = torch.linalg.pinv(gram, hermitian=True) @ moment
-        else:
-            energies = _given(reference_energies, elements)
-        residual = sums.squares - 2 * energies @ moment + energies @ gram @ energies
+        fitted = sums.total.solve()
+        energies = fitted.values if reference_energies is None else _given(reference_energies, sums.atoms)
         return cls(
-            elements=tuple(elements.tolist()),
-            reference_energies=tuple(energies.tolist()),
-            rank=int(torch.linalg.matrix_rank(gram, hermitian=True)),
-            num_structures=sums.labelled,
-            energy_scale=_root(residual.clamp(min=0).item(), sums.labelled_atoms),
-            force_scale=_root(sums.force_squares, sums.force_components),
-            neighbors_per_atom=math.nan if cutoff is None else sums.edges / sums.atoms.sum().item(),
+            num_structures=sums.sizes.total(),
+            num_atoms=int(sums.atoms.sum()),
+            sizes=SizeRange.of(sums.sizes),
+            num_energies=sums.labelled["energy"],
+            num_forces=sums.labelled["forces"],
+            num_stresses=sums.labelled["stress"],
+            per_element=_per_element(sums, energies),
+            references="fitted" if reference_energies is None else "given",
+            rank=fitted.rank,
+            isolated_atoms=tuple(sorted(sums.isolated)),
+            energy_scale=rms(sums.total.residual(energies) ** 2, int(sums.labelled_atoms.sum())),
+            energy_residual=rms(sums.per_atom.residual(energies) ** 2, sums.per_atom.rows),
+            energy_resolution=sums.resolution,
+            force_scale=sums.forces.root(),
+            stress_scale=sums.stress.root(),
+            cutoff=cutoff,
+            neighbors_per_atom=math.nan if cutoff is None else sums.edges / int(sums.atoms.sum()),
         )
 
+    def save(self, store: ZarrStoreLike) -> None:
+        """Keep the statistics in the store that they are of, in an attribute that other readers ignore.
 
-def _given(energies: Mapping[int, float], elements: Tensor) -> Tensor:
-    missing = [element for element in elements.tolist() if element not in energies]
+        Parameters
+        ----------
+        store : str, PathLike, zarr Store, StorePath or dict
+            The store.
+
+        Raises
+        ------
+        FileNotFoundError
+            If there is no store.
+        DataError
+            If it has another number of structures.
+        """
+        from nvalchemi_lightning.data.store_notes import write_note
+        from nvalchemi_lightning.data.zarr_reader import AtomicDataZarrReader
+
+        reader = AtomicDataZarrReader(store)
+        if len(reader) != self.num_structures:
+            raise DataError(
+                f"the statistics are of {self.num_structures} structures but {reader.name} has {len(reader)}; compute "
+                "them from the store that they are kept in"
+            )
+        write_note(store, NOTE, self.model_dump(mode="json"))
+
+    @classmethod
+    def load(cls, place: ZarrStoreLike) -> AtomicStatistics:
+        """Return the statistics that are kept in a store, or in a file that ``data stats --json`` wrote.
+
+        Parameters
+        ----------
+        place : str, PathLike, zarr Store, StorePath or dict
+            The store or file.
+
+        Raises
+        ------
+        FileNotFoundError
+            If there is nothing at the path.
+        DataError
+            If it holds no statistics, or the store changed after they were computed.
+        """
+        kept = _kept(place)
+        try:
+            return cls.model_validate_json(json.dumps(kept))
+        except (ValidationError, DataError) as error:
+            raise DataError(
+                f"{place} holds statistics of another version, or damaged ones; compute them again"
+            ) from error
+
+
+def _kept(place: ZarrStoreLike) -> dict[str, Any]:
+    from nvalchemi_lightning.data.store_notes import read_note
+
+    if isinstance(place, (str, os.PathLike)) and Path(place).is_file():
+        return _kept_in_file(Path(place))
+    found = read_note(place, NOTE)
+    if found is None:
+        raise DataError(f"{place} holds no statistics; compute them with: nvalchemi-lightning data stats {place}")
+    return found
+
+
+def _kept_in_file(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise DataError(f"{path} is not the JSON that nvalchemi-lightning data stats --json prints") from error
+    if not isinstance(found, dict) or not isinstance(found.get("statistics"), dict):
+        raise DataError(f"{path} has no entry 'statistics'; nvalchemi-lightning data stats --json prints one")
+    statistics: dict[str, Any] = found["statistics"]
+    return statistics
+
+
+def _per_element(sums: StatisticsSums, energies: NDArray[np.float64]) -> tuple[ElementStatistics, ...]:
+    force_scales = sums.forces.roots()
+    return tuple(
+        ElementStatistics(
+            number=number,
+            atoms=int(sums.atoms[number]),
+            labelled_atoms=int(sums.labelled_atoms[number]),
+            reference_energy=float(energies[number]),
+            force_scale=force_scales[number],
+        )
+        for number in np.flatnonzero(sums.atoms).tolist()
+    )
+
+
+def _given(energies: Mapping[int, float], atoms: NDArray[np.int64]) -> NDArray[np.float64]:
+    elements = np.flatnonzero(atoms).tolist()
+    missing = [element for element in elements if element not in energies]
     if missing:
         raise DataError(f"reference_energies lacks the atomic numbers {missing}; it has {sorted(energies)}")
-    return torch.tensor([energies[element] for element in elements.tolist()], dtype=torch.float64)
-
-
-def _root(squares: float, count: int) -> float:
-    return math.sqrt(squares / count) if count else math.nan
-
-
-def _zeros(*shape: int) -> Tensor:
-    return torch.zeros(shape, dtype=torch.float64)
-
-
-@dataclass
-class _Sums:
-    """What one pass adds up; the energies enter as normal equations over atomic numbers."""
-
-    atoms: Tensor = field(default_factory=lambda: _zeros(_TABLE))
-    gram: Tensor = field(default_factory=lambda: _zeros(_TABLE, _TABLE))
-    moment: Tensor = field(default_factory=lambda: _zeros(_TABLE))
-    squares: float = 0.0
-    labelled: int = 0
-    labelled_atoms: int = 0
-    force_squares: float = 0.0
-    force_components: int = 0
-    edges: int = 0
-
-    def add(self, data: Any, cutoff: float | None) -> None:
-        numbers = data.atomic_numbers.long().cpu()
-        counts = _zeros(int(data.num_graphs), _TABLE)
-        counts.index_put_(
-            (structure_of_atoms(data).cpu(), numbers), torch.ones((), dtype=torch.float64), accumulate=True
-        )
-        self.atoms += counts.sum(0)
-        energy, forces = getattr(data, "energy", None), getattr(data, "forces", None)
-        if energy is not None:
-            self._add_energies(energy.detach().double().flatten().cpu(), counts)
-        if forces is not None:
-            known = forces.detach().double()[~forces.isnan()]
-            self.force_squares += known.square().sum().item()
-            self.force_components += known.numel()
-        if cutoff is not None:
-            self.edges += len(neighbor_list(data, cutoff)[0])
-
-    def _add_energies(self, energy: Tensor, counts: Tensor) -> None:
-        known = ~energy.isnan()
-        energy, counts = energy[known], counts[known]
-        self.gram += counts.T @ counts
-        self.moment += counts.T @ energy
-        self.squares += energy.square().sum().item()
-        self.labelled += len(energy)
-        self.labelled_atoms += int(counts.sum())
-
-
-def isolated_atom_energies(structures: Iterable[Any], cutoff: float) -> dict[int, float]:
-    """Return the energies of single atoms without neighbors, for ``AtomicStatistics.fit(reference_energies=...)``.
-
-    Parameters
-    ----------
-    structures : iterable of AtomicData
-        Any structures. One atom in a primitive cell is no isolated atom: its images are neighbors.
-    cutoff : float
-        Distance within which an atom is a neighbor [A].
-
-    Returns
-    -------
-    dict of int to float
-        Energy by atomic number [eV].
-
-    Raises
-    ------
-    DataError
-        If two isolated atoms of an element have energies that differ by more than 1 meV.
-    """
-    found: dict[int, float] = {}
-    for index, data in enumerate(structures):
-        energy = getattr(data, "energy", None)
-        if (
-            data.positions.shape[0] != 1
-            or energy is None
-            or bool(energy.isnan())
-            or len(neighbor_list(data, cutoff)[0])
-        ):
-            continue
-        element, value = int(data.atomic_numbers), float(energy)
-        if abs(found.setdefault(element, value) - value) > 1e-3:
-            raise DataError(
-                f"structure {index} is an isolated atom of atomic number {element} with {value} eV, "
-                f"but an earlier one has {found[element]} eV; keep one of them"
-            )
-    return found
+    values = np.zeros(TABLE)
+    values[elements] = [energies[element] for element in elements]
+    return values
