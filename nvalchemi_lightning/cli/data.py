@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import typer
 
+from nvalchemi_lightning.cli.data_inspect import inspect
+from nvalchemi_lightning.cli.data_stats import stats
+
 __all__ = ["app"]
 
 app = typer.Typer(help="Convert, inspect and check structures and stores.", no_args_is_help=True)
@@ -12,3 +15,7 @@ app = typer.Typer(help="Convert, inspect and check structures and stores.", no_a
 @app.callback()
 def _group() -> None:
     """Convert, inspect and check structures and stores."""
+
+
+app.command("inspect")(inspect)
+app.command("stats")(stats)

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from nvalchemi_lightning.data.edge_transform import NeighborListTransform as NeighborListTransform
     from nvalchemi_lightning.data.fields import FIELDS as FIELDS
     from nvalchemi_lightning.data.fields import Field as Field
+    from nvalchemi_lightning.data.inspection import inspect_data as inspect_data
+    from nvalchemi_lightning.data.inspection_report import Inspection as Inspection
     from nvalchemi_lightning.data.multi_dataset import MultiDataset as MultiDataset
     from nvalchemi_lightning.data.multi_sampler import MultiDatasetBatchSampler as MultiDatasetBatchSampler
     from nvalchemi_lightning.data.multi_sampler import MultiDatasetSampler as MultiDatasetSampler
@@ -43,6 +45,7 @@ _HOMES = {
     "FIELDS": "data.fields",
     "Field": "data.fields",
     "InMemoryDataset": "data.dataset",
+    "Inspection": "data.inspection_report",
     "MultiDataset": "data.multi_dataset",
     "MultiDatasetBatchSampler": "data.multi_sampler",
     "MultiDatasetSampler": "data.multi_sampler",
@@ -53,6 +56,7 @@ _HOMES = {
     "ZarrArrayConfig": "data.zarr_writer",
     "ZarrWriteConfig": "data.zarr_writer",
     "differences": "data.compare",
+    "inspect_data": "data.inspection",
     "open_source": "data.sources",
     "read_structures": "data.sources",
 }

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 
 __all__ = ["SizeRange"]
 
 
-class SizeRange(NamedTuple):
+@dataclass(frozen=True)
+class SizeRange:
     """Atoms of the smallest, the middle and the largest structure."""
 
     smallest: int

@@ -6,7 +6,6 @@ import json
 import math
 import os
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import numpy as np
@@ -17,16 +16,15 @@ from nvalchemi_lightning.data.compositions import TABLE
 from nvalchemi_lightning.data.elements import SYMBOLS
 from nvalchemi_lightning.data.size_range import SizeRange
 from nvalchemi_lightning.errors import DataError
-from nvalchemi_lightning.models.statistics_sums import StatisticsSums, rms
+from nvalchemi_lightning.models.statistics_remarks import remarks
+from nvalchemi_lightning.models.statistics_store import keep, kept
+from nvalchemi_lightning.models.statistics_sums import StatisticsSums, blocks_of, rms
 from nvalchemi_lightning.strict_model import StrictModel
 
 if TYPE_CHECKING:
     from nvalchemi_lightning.data.zarr_layout import ZarrStoreLike
 
 __all__ = ["AtomicStatistics", "ElementStatistics"]
-
-NOTE = "nvalchemi_lightning_statistics"
-"""Attribute of a store that holds its statistics."""
 
 Number: TypeAlias = Annotated[
     float,
@@ -140,10 +138,15 @@ class AtomicStatistics(StrictModel):
         """Whether the compositions do not determine the reference energies."""
         return self.rank < len(self.per_element)
 
+    @property
+    def remarks(self) -> list[str]:
+        """What one should know before one trusts the numbers: a sentence each; empty if there is nothing."""
+        return remarks(self)
+
     @classmethod
     def fit(
         cls,
-        structures: Iterable[Any],
+        structures: Iterable[Any] | str | os.PathLike[str],
         *,
         cutoff: float | None = None,
         reference_energies: Mapping[int, float] | None = None,
@@ -152,9 +155,9 @@ class AtomicStatistics(StrictModel):
 
         Parameters
         ----------
-        structures : iterable of AtomicData or Batch
-            The training data, such as ``read_structures("train.zarr")`` or a loader. Labels that are absent or NaN
-            are passed over.
+        structures : iterable of AtomicData or Batch, str or PathLike
+            The training data: structures, a loader, or a Zarr store or file. Labels that are absent or NaN are passed
+            over.
         cutoff : float, optional
             Distance within which neighbors are counted [A]; not counted by default.
         reference_energies : mapping of int to float, optional
@@ -163,6 +166,8 @@ class AtomicStatistics(StrictModel):
 
         Raises
         ------
+        FileNotFoundError
+            If there is nothing at the path.
         DataError
             If there is no structure, a label is infinite, or ``reference_energies`` lacks an element.
 
@@ -172,7 +177,7 @@ class AtomicStatistics(StrictModel):
         into batches, but for roundings of float64.
         """
         sums = StatisticsSums(cutoff)
-        for data in structures:
+        for data in blocks_of(structures):
             sums.add(data)
         if not sums.sizes:
             raise DataError("there are no structures to compute statistics from")
@@ -213,16 +218,7 @@ class AtomicStatistics(StrictModel):
         DataError
             If it has another number of structures.
         """
-        from nvalchemi_lightning.data.store_notes import write_note
-        from nvalchemi_lightning.data.zarr_reader import AtomicDataZarrReader
-
-        reader = AtomicDataZarrReader(store)
-        if len(reader) != self.num_structures:
-            raise DataError(
-                f"the statistics are of {self.num_structures} structures but {reader.name} has {len(reader)}; compute "
-                "them from the store that they are kept in"
-            )
-        write_note(store, NOTE, self.model_dump(mode="json"))
+        keep(store, self.model_dump(mode="json"))
 
     @classmethod
     def load(cls, place: ZarrStoreLike) -> AtomicStatistics:
@@ -240,35 +236,11 @@ class AtomicStatistics(StrictModel):
         DataError
             If it holds no statistics, or the store changed after they were computed.
         """
-        kept = _kept(place)
+        found = kept(place)
         try:
-            return cls.model_validate_json(json.dumps(kept))
+            return cls.model_validate_json(json.dumps(found))
         except (ValidationError, DataError) as error:
-            raise DataError(
-                f"{place} holds statistics of another version, or damaged ones; compute them again"
-            ) from error
-
-
-def _kept(place: ZarrStoreLike) -> dict[str, Any]:
-    from nvalchemi_lightning.data.store_notes import read_note
-
-    if isinstance(place, (str, os.PathLike)) and Path(place).is_file():
-        return _kept_in_file(Path(place))
-    found = read_note(place, NOTE)
-    if found is None:
-        raise DataError(f"{place} holds no statistics; compute them with: nvalchemi-lightning data stats {place}")
-    return found
-
-
-def _kept_in_file(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise DataError(f"{path} is not the JSON that nvalchemi-lightning data stats --json prints") from error
-    if not isinstance(found, dict) or not isinstance(found.get("statistics"), dict):
-        raise DataError(f"{path} has no entry 'statistics'; nvalchemi-lightning data stats --json prints one")
-    statistics: dict[str, Any] = found["statistics"]
-    return statistics
+            raise DataError(f"{place} holds damaged statistics, or those of another version; compute again") from error
 
 
 def _per_element(sums: StatisticsSums, energies: NDArray[np.float64]) -> tuple[ElementStatistics, ...]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,7 @@ from nvalchemi_lightning.data.least_squares import LeastSquares
 from nvalchemi_lightning.errors import DataError
 from nvalchemi_lightning.neighbors import neighbor_list
 
-__all__ = ["StatisticsSums", "rms"]
+__all__ = ["StatisticsSums", "blocks_of", "rms", "sizes_of"]
 
 
 def rms(squares: float, count: int) -> float:
@@ -101,7 +103,7 @@ class StatisticsSums:
         DataError
             If a label is infinite, or an atomic number that of no element.
         """
-        sizes = _sizes(data)
+        sizes = sizes_of(data)
         numbers = data.atomic_numbers.long().cpu().numpy()
         counts = compositions(numbers, sizes)
         energy, forces, stress = (self._label(data, name) for name in ("energy", "forces", "stress"))
@@ -128,7 +130,7 @@ class StatisticsSums:
         values: NDArray[np.float64] = value.detach().double().cpu().numpy()
         if np.isinf(values).any():
             rows = np.flatnonzero(np.isinf(values.reshape(len(values), -1)).any(axis=1))
-            sizes = _sizes(data) if name == "forces" else np.ones(len(values), dtype=np.int64)
+            sizes = sizes_of(data) if name == "forces" else np.ones(len(values), dtype=np.int64)
             place = int(np.searchsorted(np.cumsum(sizes), rows[0], side="right"))
             raise DataError(f"{name} of structure {self.sizes.total() + place} is infinite; correct it or leave it out")
         return values
@@ -175,7 +177,17 @@ def _resolution(energy: Tensor) -> float:
     return float(torch.nextafter(largest, largest.new_tensor(math.inf)) - largest)
 
 
-def _sizes(data: Any) -> NDArray[np.int64]:
+def blocks_of(structures: Iterable[Any] | str | os.PathLike[str]) -> Iterable[Any]:
+    """Return the structures themselves, or those of a store or file."""
+    if not isinstance(structures, (str, os.PathLike)):
+        return structures
+    from nvalchemi_lightning.data.blocks import read_blocks
+
+    return read_blocks(structures)
+
+
+def sizes_of(data: Any) -> NDArray[np.int64]:
+    """Return the number of atoms of each structure of a batch, or of the single one, shape (B,)."""
     counts = getattr(data, "num_nodes_per_graph", None)
     if counts is None:
         return np.array([data.positions.shape[0]], dtype=np.int64)
