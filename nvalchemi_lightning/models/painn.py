@@ -72,7 +72,8 @@ class PaiNN(nn.Module, BaseModelMixin):
     effect; edges that are missing are missed silently, so a list must reach the cutoff. The batch is never changed.
 
     ``scale`` and the reference energies are kept in float64, whatever dtype the model is cast to, and added up in
-    float64. The sum is then rounded to the dtype of the positions: near -1e5 eV, float32 resolves 0.008 eV.
+    float64. Where the batch brings energies in float64, the total stays float64, so that a loss sees differences that
+    float32 cannot hold; otherwise it is rounded to the dtype of the positions: near -1e5 eV, float32 resolves 0.008 eV.
 
     Stress is zero for structures without periodicity or whose cell has no volume, where it is not defined.
 
@@ -211,9 +212,10 @@ class PaiNN(nn.Module, BaseModelMixin):
             return energies * self.energy_scale
 
         if not self.requires_autograd:
-            return self.adapt_output({"energy": self._total(energy_of(graph.vectors), species, graph)})
+            total = self._total(energy_of(graph.vectors), species, graph)
+            return self.adapt_output({"energy": total.to(_total_dtype(data))})
         energy, gradient = energy_and_gradient(energy_of, graph.vectors, training=self.training)
-        outputs = {"energy": self._total(energy, species, graph)}
+        outputs = {"energy": self._total(energy, species, graph).to(_total_dtype(data))}
         if "forces" in self.model_config.active_outputs:
             outputs["forces"] = forces_on_atoms(gradient, graph.source, graph.target, len(graph.numbers))
         if "stress" in self.model_config.active_outputs:
@@ -230,8 +232,9 @@ class PaiNN(nn.Module, BaseModelMixin):
         return energies.to(vectors.dtype)
 
     def _total(self, energy: Tensor, species: Tensor, graph: AtomGraph) -> Tensor:
+        """Return the energies with those of the elements, float64, shape (B, 1)."""
         references = self.element_energies[species].masked_fill(species < 0, math.nan)
-        return (energy.double() + graph.sum_over_structures(references.unsqueeze(1))).to(energy.dtype)
+        return energy.double() + graph.sum_over_structures(references.unsqueeze(1))
 
     def _species(self, graph: AtomGraph) -> Tensor:
         """Return the place of each atom's element among the known ones, -1 for unknown ones."""
@@ -264,6 +267,12 @@ class PaiNN(nn.Module, BaseModelMixin):
             if changed.dtype != torch.float64:
                 setattr(self, name, value.to(changed.device))
         return self
+
+
+def _total_dtype(data: Any) -> torch.dtype:
+    """Return the wider of the dtypes of the positions and of the energies that the batch brings."""
+    energy, positions = getattr(data, "energy", None), data.positions
+    return positions.dtype if energy is None else torch.promote_types(energy.dtype, positions.dtype)
 
 
 def _stress(gradient: Tensor, graph: AtomGraph) -> Tensor:
