@@ -118,7 +118,7 @@ def examples(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def bench(session: nox.Session) -> None:
-    """Measure what a training step costs, and that memory does not grow; with arguments, the ladder alone."""
+    """Measure what steps and data cost, and that memory does not grow; with arguments, the ladder alone."""
     python = install(session, "ase")
     for script in ("ladder",) if session.posargs else ("ladder", "step", "averaging", "memory"):
         run(session, python, str(ROOT / "benchmarks" / f"{script}.py"), *session.posargs)

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, get_origin, get_type_hints
 
+import torch
 from torch import Tensor, nn
 
 from nvalchemi_lightning.errors import ConfigurationError, ConfigurationTypeError
@@ -30,9 +31,20 @@ def default_training_fn(model: nn.Module, batch: Any) -> dict[str, Tensor]:
     Returns
     -------
     dict of str to Tensor
-        ``predicted_<key>`` for every output that is not None.
+        ``predicted_<key>`` for every output that is not None, in the wider of its dtype and that of the label ``key``:
+        a store may hold energies in float64 that a model in float32 is compared with.
     """
-    return {f"predicted_{key}": value for key, value in model(batch).items() if value is not None}
+    return {
+        f"predicted_{key}": _as_wide_as(getattr(batch, key, None), value)
+        for key, value in model(batch).items()
+        if value is not None
+    }
+
+
+def _as_wide_as(label: Any, value: Tensor) -> Tensor:
+    if not isinstance(label, Tensor) or label.dtype == value.dtype:
+        return value
+    return value.to(torch.promote_types(label.dtype, value.dtype))
 
 
 def resolve_training_fn(function: Any, *, single_model: bool) -> Any:

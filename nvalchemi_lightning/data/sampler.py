@@ -134,7 +134,7 @@ class EpochSampler(DistributedSampler[int]):
         if self.pad and len(rest) % world:
             rest = torch.cat((rest, order[: world - len(rest) % world]))
         # In blocks: a list of a million Python integers takes 40 MB.
-        for block in rest[rank::world].split(_BLOCK):
+        for block in torch.split(rest[rank::world], _BLOCK):
             yield from block.tolist()
 
     def __len__(self) -> int:

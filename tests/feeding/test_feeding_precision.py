@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+import math
 
 import pytest
 import torch
 from ase.build import bulk
 from ase.io import read, write
 
-from nvalchemi_lightning import EnergyMSELoss, ForceMSELoss, OptimizerConfig, TrainingStrategy
+from nvalchemi_lightning import EnergyMSELoss, ForceMSELoss, OptimizerConfig, TrainingStrategy, ValidationConfig
 from nvalchemi_lightning.data import (
     AtomicData,
     AtomicDataZarrReader,
@@ -23,7 +24,8 @@ from nvalchemi_lightning.data import (
 )
 from nvalchemi_lightning.errors import DataError
 from nvalchemi_lightning.metrics import EnergyMAE
-from nvalchemi_lightning.models import AtomicStatistics, PaiNN
+from nvalchemi_lightning.models import AtomicStatistics, DemoModel, DemoModelWrapper, PaiNN
+from nvalchemi_lightning.training_fn import default_training_fn
 
 OFFSET = -2.5e6 + 20.4422717  # [eV]; neighboring float32 numbers are 0.25 eV apart here
 
@@ -132,6 +134,25 @@ def test_feeding_float64_energies_are_learned_in_float32(file, tmp_path):
     error.update(potential(batch)["energy"], batch.energy, batch.num_nodes_per_graph)
     assert error.compute() < 0.05e-3
     assert {value.dtype for value in potential.parameters()} == {torch.float32}
+
+
+def test_feeding_float64_labels_meet_a_potential_of_float32_alone(file, tmp_path):
+    """The default forward function compares in the precision of the labels, whatever the model returns."""
+    potential = DemoModelWrapper(DemoModel(hidden_dim=8))
+    (batch,) = DataLoader(loaded(file, tmp_path), batch_size=4)
+    assert potential(batch)["energy"].dtype == torch.float32
+    predictions = default_training_fn(potential, batch)
+    assert predictions["predicted_energy"].dtype == torch.float64
+    assert predictions["predicted_forces"].dtype == torch.float32
+    strategy = TrainingStrategy(
+        models=potential,
+        optimizer_configs=OptimizerConfig(lr=1e-3),
+        loss_fn=EnergyMSELoss() + ForceMSELoss(),
+        num_epochs=1,
+        validation_config=ValidationConfig(validation_data=DataLoader(loaded(file, tmp_path), batch_size=4)),
+    )
+    strategy.run(DataLoader(loaded(file, tmp_path), batch_size=2))
+    assert math.isfinite(strategy.last_validation["total_loss"])
 
 
 def test_feeding_the_error_of_a_large_label_is_exact_in_float64():
