@@ -29,7 +29,9 @@ __all__ = [
     "can_stop_early",
     "count_update",
     "drop_idle_profiler",
+    "fast_forward",
     "fit",
+    "follow_counters",
     "has_own_validation_data",
     "is_heard",
     "leave_validation_to",
@@ -179,8 +181,7 @@ def align_global_step(trainer: Trainer, step_count: int) -> None:
     epoch_loop = trainer.fit_loop.epoch_loop
     total = epoch_loop.manual_optimization.optim_step_progress.total
     total.ready = total.completed = step_count
-    if not epoch_loop.restarting:
-        epoch_loop._batches_that_stepped = step_count
+    epoch_loop._batches_that_stepped = step_count
 
 
 def align_log_step(trainer: Trainer, step_count: int) -> None:
@@ -195,6 +196,34 @@ def align_epoch(trainer: Trainer, epoch_count: int) -> None:
     """Make a fresh Trainer's ``current_epoch`` continue from ``epoch_count``."""
     current: Any = trainer.fit_loop.epoch_progress.current
     current.ready = current.started = current.processed = current.completed = epoch_count
+
+
+def follow_counters(trainer: Trainer, epoch_count: int) -> None:
+    """Let a Trainer that was restored from a checkpoint go on where the counters are.
+
+    Lightning's own restart skips an epoch if the checkpoint was written at its last batch. The flags that begin it
+    have no public setter. One of them stays: in a later epoch than the first, Lightning would otherwise begin to
+    iterate the loader twice.
+    """
+    loop: Any = trainer.fit_loop
+    if loop.is_resuming:
+        for each in (loop, loop.epoch_loop, loop.epoch_loop.val_loop):
+            each.restarting = each._loaded_from_state_dict = False
+        align_epoch(trainer, epoch_count)
+    loop._resuming_from_checkpoint = epoch_count > 0
+
+
+def fast_forward(trainer: Trainer, batches: int) -> None:
+    """Let ``batch_idx`` and the end of the epoch account for batches that are behind.
+
+    Called while the first batch of a pass is fetched. ``fetched`` has no public setter.
+    """
+    loop: Any = trainer.fit_loop
+    if loop._data_fetcher.length is None:  # fetched ahead of the loop, which then begins to count anew
+        return
+    current = loop.epoch_loop.batch_progress.current
+    current.ready = current.started = current.processed = current.completed = batches
+    loop._data_fetcher.fetched += batches
 
 
 def can_stop_early(trainer: Trainer) -> bool:

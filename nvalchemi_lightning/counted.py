@@ -155,9 +155,9 @@ class CountedRecipe(StrictModel):
         ConfigurationError
             If they contradict each other.
         """
-        if self._counters_given:
+        given, self._counters_given = self._counters_given, False
+        if given and not self.counters.is_before_epoch_end(batches_per_epoch):
             self.counters.reconcile(batches_per_epoch)
-            self._counters_given = False
         elif self.counters.epoch_step_count > batches_per_epoch:
             raise ConfigurationError(
                 f"the run stopped after batch {self.counters.epoch_step_count} of epoch {self.counters.epoch_count}, "

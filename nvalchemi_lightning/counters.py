@@ -67,6 +67,17 @@ class Counters:
         self.epoch_count += 1
         self.epoch_step_count = 0
 
+    def is_before_epoch_end(self, batches_per_epoch: int) -> bool:
+        """Return whether the last batch of an epoch is done, but not what happens at its end.
+
+        Parameters
+        ----------
+        batches_per_epoch : int
+            The length of the loader.
+        """
+        done = (self.epoch_count + 1) * batches_per_epoch
+        return self.epoch_step_count == batches_per_epoch and self.batch_count == done
+
     def reconcile(self, batches_per_epoch: int) -> None:
         """Make the counters of a restart agree with a loader of known length.
 

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, default_collate
 
 from nvalchemi_lightning.counters import Counters
 from nvalchemi_lightning.errors import ConfigurationError, ConfigurationTypeError, DataError
+from nvalchemi_lightning.resume import ResumePoint
 from nvalchemi_lightning.windowing import Windows
 
 __all__ = ["EpochLoader", "OneLoader", "as_loader", "checked_batch", "loader_length"]
@@ -92,6 +93,10 @@ class EpochLoader:
         Asked before every batch, or before every window.
     batches_per_epoch : int or None
         The length to report, None when unknown.
+    resume : ResumePoint
+        Lets a loader draw the order of an interrupted pass again.
+    on_skip : callable
+        Told how many batches of a pass are skipped, if any.
     windows : Windows, optional
         The accumulation windows of the run.
 
@@ -100,7 +105,7 @@ class EpochLoader:
     exhausted : bool
         Whether the last pass reached the end of the loader.
     delivered : int
-        Batches handed out by the current pass.
+        Batches of the current pass that were handed out, or skipped because they had been before.
     """
 
     def __init__(
@@ -109,6 +114,8 @@ class EpochLoader:
         counters: Counters,
         finished: Callable[[], bool],
         batches_per_epoch: int | None,
+        resume: ResumePoint,
+        on_skip: Callable[[int], None],
         windows: Windows | None = None,
     ) -> None:
         self.loader = loader
@@ -118,6 +125,8 @@ class EpochLoader:
         self._finished = finished
         self._batches_per_epoch = batches_per_epoch
         self._windows = windows
+        self._resume = resume
+        self._on_skip = on_skip
 
     def __len__(self) -> int:
         if self._batches_per_epoch is None:
@@ -125,10 +134,15 @@ class EpochLoader:
         return self._batches_per_epoch
 
     def __iter__(self) -> Iterator[Any]:
-        self.exhausted, self.delivered = False, 0
+        self.exhausted, self.delivered = False, self._counters.epoch_step_count
+        if self._finished():
+            return
         _announce_epoch(self.loader, self._counters.epoch_count)
         position = self._counters.epoch_step_count
-        batches = self._from_position()
+        if position:
+            self._on_skip(position)
+        with self._resume.beginning_a_pass(position):
+            batches = self._from_position()
         while not (self.exhausted or self._finished()):
             drawn = self._draw(batches, position)
             position += len(drawn)

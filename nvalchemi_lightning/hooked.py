@@ -17,6 +17,7 @@ from nvalchemi_lightning.hooks.lifecycle import HookLifecycle, each_hook
 from nvalchemi_lightning.hooks.registry import HookRegistry
 from nvalchemi_lightning.hooks.update import TrainingUpdateOrchestrator
 from nvalchemi_lightning.requests import RunRequests
+from nvalchemi_lightning.resume import ResumePoint
 from nvalchemi_lightning.stages import TrainingStage
 
 __all__ = ["HookedRecipe"]
@@ -102,6 +103,11 @@ class HookedRecipe(CountedRecipe):
     def requests(self) -> RunRequests:
         """What hooks ask of the run."""
         return RunRequests()
+
+    @cached_property
+    def resume(self) -> ResumePoint:
+        """What a checkpoint holds besides the recipe, weights, hooks and counters."""
+        return ResumePoint()
 
     @property
     def lightning_callbacks(self) -> list[Any]:

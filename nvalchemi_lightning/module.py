@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,17 +16,17 @@ from nvalchemi_lightning import _lightning
 from nvalchemi_lightning.batch_step import BatchStep, check_first_batch
 from nvalchemi_lightning.callbacks.metric_schedulers import MetricSchedulers
 from nvalchemi_lightning.callbacks.stage import stage_callbacks
-from nvalchemi_lightning.checkpoint.moments import require_same_optimizers
-from nvalchemi_lightning.checkpoint.states import optimized_names
 from nvalchemi_lightning.context import TrainContext
 from nvalchemi_lightning.counters import Counters
 from nvalchemi_lightning.errors import ConfigurationError
 from nvalchemi_lightning.feeding import OneLoader, loader_length
 from nvalchemi_lightning.model_inputs import check_metric_keys, check_metric_schedulers
+from nvalchemi_lightning.module_checkpoint import add_to_checkpoint, check_moments, take_from_checkpoint
 from nvalchemi_lightning.module_evaluation import EvaluatingModule
 from nvalchemi_lightning.module_log import called_for, log_step
 from nvalchemi_lightning.progress import RunProgress
 from nvalchemi_lightning.recipe import TrainingRecipe
+from nvalchemi_lightning.resume import keeping_random_states
 from nvalchemi_lightning.runtime import restoring_modes
 from nvalchemi_lightning.stages import TrainingStage
 from nvalchemi_lightning.validation.config import ValidationConfig
@@ -37,8 +38,6 @@ if TYPE_CHECKING:
     from nvalchemi_lightning.owner import SingleOwnerMixin
 
 __all__ = ["AlchemiModule"]
-
-_NAMES = "optimizer_parameter_names"
 
 
 class AlchemiModule(EvaluatingModule):
@@ -72,6 +71,7 @@ class AlchemiModule(EvaluatingModule):
         self.automatic_optimization = False
         self._open = ExitStack()
         self._batch_step: Any = None
+        self._resumed = False
 
     # Connecting to a Trainer ------------------------------------------------------------------------------------
 
@@ -184,8 +184,11 @@ class AlchemiModule(EvaluatingModule):
             limit=trainer.limit_train_batches,
             steps_left=steps_left,
             sum_over_ranks=self._sum_over_ranks(),
+            on_skip=partial(_lightning.fast_forward, trainer),
         )
         _lightning.align_global_step(trainer, self.recipe.step_count)
+        _lightning.follow_counters(trainer, self.recipe.epoch_count)
+        self._resumed = self.recipe.resume.take_over(self.global_rank, trainer.world_size)
         if self._progress.finished():
             trainer.should_stop = True
         return epochs
@@ -203,18 +206,16 @@ class AlchemiModule(EvaluatingModule):
         vars(self.recipe.counters).update(vars(Counters(**state)))
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Note which parameters the optimizers hold: their moments are stored by number."""
-        if self.recipe.has_optimizers:
-            names = optimized_names(self.recipe.models)
-            checkpoint[_NAMES] = [names(optimizer) for optimizer in self.recipe.flat_optimizers()[0]]
+        """Add what Lightning's checkpoint lacks."""
+        add_to_checkpoint(self.recipe, checkpoint)
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Take over what was added; hooks are built already."""
+        take_from_checkpoint(self.recipe, checkpoint)
 
     def check_moments(self, checkpoint: Mapping[str, Any]) -> None:
         """Refuse the optimizers of a checkpoint whose moments would land on other parameters."""
-        if _NAMES in checkpoint:
-            names = optimized_names(self.recipe.models)
-            optimizers = self.recipe.flat_optimizers()[0]
-            pairs = zip(map(names, optimizers), checkpoint[_NAMES], strict=False)
-            require_same_optimizers(optimizers, checkpoint["optimizer_states"], list(pairs))
+        check_moments(self.recipe, checkpoint)
 
     # Opening and closing a run ----------------------------------------------------------------------------------
 
@@ -232,6 +233,7 @@ class AlchemiModule(EvaluatingModule):
         if self.trainer.limit_train_batches == 0:
             raise ConfigurationError("Trainer(limit_train_batches=0) leaves nothing to train on")
         self._progress = RunProgress(self.recipe)
+        self.recipe.resume.begin_run()
         self.recipe.requests.forget()
         self.recipe.prepare_hooks()
         self.to(self.trainer.strategy.root_device)
@@ -272,17 +274,25 @@ class AlchemiModule(EvaluatingModule):
         with self._owner.owner.accumulating():
             loss.backward(*args, **kwargs)  # type: ignore[no-untyped-call]
 
+    def on_train_start(self) -> None:
+        """Validate if that was due where the run was stopped."""
+        if self.recipe.resume.validation_due and self._validation is not None:
+            _lightning.run_validation(self.trainer)
+
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:
         """Fire the stages that open a run and an epoch; leave the pass if the target is reached."""
         progress = self._progress
         if progress.finished():
             return -1
         if not progress.started:
-            check_first_batch(self.recipe, batch)
-            if self._validation is not None:
-                check_validation_data(self.recipe, self._validation, self.trainer.val_dataloaders)
+            with keeping_random_states():
+                check_first_batch(self.recipe, batch)
+                if self._validation is not None:
+                    check_validation_data(self.recipe, self._validation, self.trainer.val_dataloaders)
             progress.started = True
-            self.fire_outer(TrainingStage.BEFORE_TRAINING, batch)
+            # Random numbers that hooks draw here were drawn before the checkpoint, too.
+            with keeping_random_states() if self._resumed else nullcontext():
+                self.fire_outer(TrainingStage.BEFORE_TRAINING, batch)
         if self.recipe.counters.epoch_step_count == 0:
             self.fire_outer(TrainingStage.BEFORE_EPOCH, batch)
         return None
@@ -296,6 +306,10 @@ class AlchemiModule(EvaluatingModule):
         if progress.stepped:
             _lightning.count_update(self.trainer)
         _lightning.align_log_step(self.trainer, self.recipe.step_count)
+        validation = self._validation
+        self.recipe.resume.validation_due = validation is not None and validation.due_after_step(
+            self.recipe.counters, stepped=progress.stepped
+        )
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Log, see whether validation is due, and take over a request to stop."""
@@ -304,10 +318,10 @@ class AlchemiModule(EvaluatingModule):
         cadence = trainer.log_every_n_steps
         if cadence and progress.stepped and (counters.step_count % cadence == 0 or progress.at_epoch_end()):
             log_step(self, progress.ctx, self.recipe.requests.take_scalars())  # type: ignore[arg-type]
-        validation = self._validation
-        due = validation is not None and validation.due_after_step(counters, stepped=progress.stepped)
+        due = self.recipe.resume.validation_due
         _lightning.schedule_validation(trainer, due=due)
-        if not due:
+        # At the end of an epoch, what is deferred waits for the stages and the validation that follow.
+        if not due and not progress.at_epoch_end():
             self.recipe.requests.run_deferred()
         if trainer.should_stop and _lightning.can_stop_early(trainer):
             # Lightning would validate at once; the recipe ends the pass and validates once, at the end.
@@ -343,7 +357,7 @@ class AlchemiModule(EvaluatingModule):
             self._validate_now()
 
     def _validate_now(self) -> None:
-        if self._progress.validated_at != self.recipe.step_count:
+        if self.recipe.resume.validated_at != self.recipe.step_count:
             _lightning.run_validation(self.trainer)
 
     def fire_outer(self, stage: TrainingStage, batch: Any = None) -> None:

@@ -72,7 +72,8 @@ class EvaluatingModule(LightningModule):
         if not self.trainer.sanity_checking:
             self.recipe.last_validation = summary
             self.recipe.registry.validations += 1
-            self._progress.validated_at = self.recipe.step_count
+            self.recipe.resume.validated_at = self.recipe.step_count
+            self.recipe.resume.validation_due &= self._validating_by_hand
             log_summary(self, summary, step=self.recipe.step_count)
 
     def step_metric_schedulers(self) -> None:
@@ -83,7 +84,8 @@ class EvaluatingModule(LightningModule):
             adapters = [config.scheduler_metric_adapter for config in self.recipe.optimizer_configs[key]]
             schedulers = [scheduler for _, scheduler in pairs]
             step_metric_schedulers(schedulers, adapters, self.recipe.last_validation or {})
-        self.recipe.requests.run_deferred()
+        if not self._progress.at_epoch_end():
+            self.recipe.requests.run_deferred()
 
     on_test_model_eval = on_validation_model_eval
     on_test_start = on_predict_start = on_validation_start

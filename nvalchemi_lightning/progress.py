@@ -32,8 +32,6 @@ class RunProgress:
         Whether the newest batch made an optimizer step.
     epoch_closed : bool
         Whether the newest pass exhausted its loader.
-    validated_at : int or None
-        The step count at which the newest validation of this run took place.
     ctx : TrainContext or None
         The context of the newest batch.
     windows : Windows or None
@@ -50,7 +48,6 @@ class RunProgress:
         self.started = False
         self.stepped = False
         self.epoch_closed = False
-        self.validated_at: int | None = None
         self.ctx: TrainContext | None = None
         self.windows: Windows | None = None
 
@@ -60,6 +57,7 @@ class RunProgress:
         *,
         limit: float | int | None,
         steps_left: int | None,
+        on_skip: Callable[[int], None],
         sum_over_ranks: Callable[[Tensor], Tensor] | None = None,
     ) -> EpochLoader:
         """Return the epochs of a loader, from the position of the counters to the target.
@@ -72,6 +70,8 @@ class RunProgress:
             The Trainer's ``limit_train_batches``: a share or a number of batches per epoch.
         steps_left : int or None
             How many optimizer steps the Trainer allows from here; the recipe's own target may come earlier.
+        on_skip : callable
+            Told how many batches of a pass are skipped, if any.
         sum_over_ranks : callable, optional
             Sums a tensor over all ranks.
 
@@ -90,10 +90,10 @@ class RunProgress:
         own = self._recipe.target_steps(self._batches_per_epoch)
         trainers = None if steps_left is None else self._recipe.step_count + steps_left
         self._target = min((target for target in (own, trainers) if target is not None), default=None)
-        policy = self._recipe.accumulation
+        policy, resume = self._recipe.accumulation, self._recipe.resume
         if policy is not None:
             self.windows = Windows(policy, self._counters, self._batches_per_epoch, sum_over_ranks)
-        self._epochs = EpochLoader(loader, self._counters, self.finished, length, self.windows)
+        self._epochs = EpochLoader(loader, self._counters, self._is_pass_over, length, resume, on_skip, self.windows)
         return self._epochs
 
     @property
@@ -117,6 +117,9 @@ class RunProgress:
         if epochs is not None and counters.epoch_count >= epochs:
             return True
         return self._requests.must_stop()
+
+    def _is_pass_over(self) -> bool:
+        return self.at_epoch_end() or self.finished()
 
     def at_epoch_end(self) -> bool:
         """Return whether the newest batch is the last one of a loader of known length."""

@@ -9,6 +9,7 @@
     hooks/checkpoints/<N>.pt                     states of hooks, averaged weights among them
     strategy.json                                recipe and counters of the newest index
     strategy/checkpoints/<N>.json                the same of index N
+    lightning/checkpoints/<N>.pt                 random states of every rank; the reference ignores it
     lightning/checkpoints/<N>.json               the files of index N, their SHA-256 and which weights they hold; the
                                                  reference ignores it
 
@@ -29,6 +30,7 @@ __all__ = [
     "HOOKS",
     "KINDS",
     "MANIFEST",
+    "RESUME",
     "SCHEMA_VERSION",
     "STRATEGY",
     "check_index",
@@ -48,6 +50,7 @@ SCHEMA_VERSION = 1
 MANIFEST = "manifest.json"
 STRATEGY = "strategy.json"
 HOOKS = "hooks"
+RESUME = "lightning"
 KINDS = ("models", "optimizers", "schedulers")
 
 _ALIAS = re.compile(r"(?P<kind>step|epoch)_(?P<count>\d+)|final")
@@ -92,7 +95,7 @@ def record_file(index: int) -> str:
 def state_files(root: Path, index: int) -> set[str]:
     """Return the files of an index that are there, relative to the folder."""
     patterns = [state_file(f"{kind}/*", index) for kind in KINDS]
-    patterns += [state_file(HOOKS, index), strategy_file(index)]
+    patterns += [state_file(HOOKS, index), state_file(RESUME, index), strategy_file(index)]
     return {path.relative_to(root).as_posix() for pattern in patterns for path in root.glob(pattern)}
 
 

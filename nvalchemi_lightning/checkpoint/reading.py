@@ -15,6 +15,7 @@ from nvalchemi_lightning.checkpoint.layout import (
     HOOKS,
     KINDS,
     MANIFEST,
+    RESUME,
     SCHEMA_VERSION,
     STRATEGY,
     indices,
@@ -50,6 +51,8 @@ class Stored:
         By component, such as ``"models/main"``; tensors on the CPU.
     hooks : dict of str to Any
         States of hooks by class path and occurrence.
+    resume : dict of int to dict
+        Random states by rank; empty in a checkpoint of the reference.
     manifest : dict
         What ``manifest.json`` said when this index was the newest; without associations if that is not known.
     """
@@ -59,6 +62,7 @@ class Stored:
     strategy: dict[str, Any] | None
     states: dict[str, Any]
     hooks: dict[str, Any]
+    resume: dict[int, Any]
     manifest: dict[str, Any]
 
 
@@ -154,14 +158,14 @@ def _read_index(root: Path, index: int, manifest: Mapping[str, Any] | None) -> S
         described = record["manifest"]
     elif described is not None:
         _require_listed(root, index, described)
-    states = {_component(name): _load_tensors(root / name) for name in names if name.endswith(".pt")}
+    states: dict[str, Any] = {_component(name): _load_tensors(root / name) for name in names if name.endswith(".pt")}
     if not states:
         raise StoreError(f"{root} holds nothing of checkpoint {index}; load another checkpoint_index")
-    hooks = states.pop(HOOKS, {})
+    hooks, resume = states.pop(HOOKS, {}), states.pop(RESUME, {})
     strategy = _read_object(root / strategy_file(index)) if strategy_file(index) in names else None
     if strategy is None and (root / STRATEGY).exists():
         raise StoreError(f"{root / strategy_file(index)} is missing; load another checkpoint_index")
-    return Stored(root, index, strategy, states, hooks, dict(described or {"checkpoint_index": index}))
+    return Stored(root, index, strategy, states, hooks, resume, dict(described or {"checkpoint_index": index}))
 
 
 def _read_record(root: Path, index: int) -> dict[str, Any] | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, repeat
@@ -15,9 +14,8 @@ from torch.optim import Optimizer
 from nvalchemi_lightning.checkpoint.layout import component_names
 from nvalchemi_lightning.checkpoint.moments import following_names, require_same_groups, require_same_parameters
 from nvalchemi_lightning.checkpoint.reading import Stored
-from nvalchemi_lightning.checkpoint.reference_names import in_own_names
 from nvalchemi_lightning.checkpoint.snapshot import named_optimizers
-from nvalchemi_lightning.checkpoint.states import keyed_hooks, model_state, optimized_names, plain_name
+from nvalchemi_lightning.checkpoint.states import load_hook_states, model_state, optimized_names, plain_name
 from nvalchemi_lightning.errors import ConfigurationError, LabelNotFoundError
 from nvalchemi_lightning.optim import OptSchedPair
 from nvalchemi_lightning.runtime import move_to_devices, unwrap_model
@@ -77,7 +75,8 @@ def apply(strategy: Any, stored: Stored, *, new_configs: bool = False) -> None:
     for each in resumed:
         each.load()
     strategy.counters = counters or strategy.counters
-    _load_hooks(strategy.hooks, stored.hooks)
+    load_hook_states(strategy.hooks, stored.hooks)
+    strategy.resume.load(stored.resume)
 
 
 def adopt_dtypes(model: nn.Module, state: Mapping[str, Any]) -> None:
@@ -195,28 +194,6 @@ def _changed(strategy: Any, recipe: Mapping[str, Any]) -> dict[str, bool]:
 def _load_model(model: nn.Module, state: Mapping[str, Any]) -> None:
     model = unwrap_model(model)
     model.load_state_dict({name: state[plain_name(name)] for name in model.state_dict()})
-
-
-def _load_hooks(hooks: Any, saved: Mapping[str, Any]) -> None:
-    states = {}
-    for key, state in saved.items():
-        path, _, occurrence = key.rpartition(":")
-        states[f"{in_own_names(path)}:{occurrence}"] = state
-    for key, hook in keyed_hooks(hooks).items():
-        if key in states:
-            hook.load_state_dict(states.pop(key))
-        elif hook.state_dict():
-            warnings.warn(
-                f"the checkpoint has no state of the hook {key}, which begins anew; leave the hook out if that is "
-                "not what you want",
-                stacklevel=4,
-            )
-    if states:
-        warnings.warn(
-            f"the checkpoint has states of hooks that are not there: {sorted(states)}; pass such hooks (hooks=[...]) "
-            "to go on exactly, or ignore this if you only need the weights",
-            stacklevel=4,
-        )
 
 
 def _form(config: Any) -> dict[str, Any]:

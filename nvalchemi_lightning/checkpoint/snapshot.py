@@ -33,6 +33,8 @@ class Snapshot:
         Its state, tensors on the CPU.
     hooks : dict of str to dict
         States of hooks by class path and occurrence.
+    resume : dict of int to dict
+        Rank to its `ResumePoint` state.
     associations : dict
         Per model its optimizers and schedulers, as ``manifest.json`` has it.
     """
@@ -41,16 +43,19 @@ class Snapshot:
     specs: dict[str, dict[str, Any]]
     states: dict[str, Any]
     hooks: dict[str, Any]
+    resume: dict[int, Any]
     associations: dict[str, Any]
 
 
-def take_snapshot(strategy: Any) -> Snapshot:
+def take_snapshot(strategy: Any, ranks: Mapping[int, Any] | None = None) -> Snapshot:
     """Copy the state of a strategy.
 
     Parameters
     ----------
     strategy : TrainingStrategy
         Anything with its fields and methods. Optimizers that do not exist yet are built.
+    ranks : mapping of int to mapping, optional
+        The state of ``strategy.resume`` on every rank. Default: that of this process, as rank 0.
 
     Raises
     ------
@@ -68,6 +73,7 @@ def take_snapshot(strategy: Any) -> Snapshot:
         specs=in_reference_names({component: spec.model_dump() for component, spec in specs.items()}),
         states={component: copied(state, component) for component, state in live.items()},
         hooks=hook_states(strategy.hooks),
+        resume=copied(ranks or {0: strategy.resume.state()}, "resume"),
         associations=_associations(strategy, pairs),
     )
     require_json(snapshot.specs, "specs")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -9,11 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from nvalchemi_lightning.checkpoint.reference_names import in_reference_names
+from nvalchemi_lightning.checkpoint.reference_names import in_own_names, in_reference_names
 from nvalchemi_lightning.errors import ConfigurationTypeError
 from nvalchemi_lightning.runtime import iter_qualified_named_parameters, unwrap_model
 
-__all__ = ["copied", "hook_states", "keyed_hooks", "model_state", "optimized_names", "plain_name"]
+__all__ = ["copied", "hook_states", "keyed_hooks", "load_hook_states", "model_state", "optimized_names", "plain_name"]
 
 _PLAIN = (bool, int, float, str, bytes, complex, torch.Size, torch.dtype, torch.device, type(None))
 _COMPILED = "_orig_mod."
@@ -104,6 +105,37 @@ def hook_states(hooks: Any) -> dict[str, Any]:
         if state:  # Lightning callbacks return an empty mapping when there is nothing to keep
             states[f"{in_reference_names(path)}:{occurrence}"] = state
     return states
+
+
+def load_hook_states(hooks: Any, saved: Mapping[str, Any]) -> None:
+    """Give hooks the states that `hook_states` returned.
+
+    Parameters
+    ----------
+    hooks : iterable
+        All hooks in order.
+    saved : mapping of str to mapping
+        By class path and occurrence. A state without a hook, or a hook without a state, is warned of.
+    """
+    states = {}
+    for key, state in saved.items():
+        path, _, occurrence = key.rpartition(":")
+        states[f"{in_own_names(path)}:{occurrence}"] = state
+    for key, hook in keyed_hooks(hooks).items():
+        if key in states:
+            hook.load_state_dict(states.pop(key))
+        elif hook.state_dict():
+            warnings.warn(
+                f"the checkpoint has no state of the hook {key}, which begins anew; leave the hook out if that is "
+                "not what you want",
+                stacklevel=4,
+            )
+    if states:
+        warnings.warn(
+            f"the checkpoint has states of hooks that are not there: {sorted(states)}; pass such hooks (hooks=[...]) "
+            "to go on exactly, or ignore this if you only need the weights",
+            stacklevel=4,
+        )
 
 
 def copied(value: Any, where: str) -> Any:

@@ -11,6 +11,7 @@ from nvalchemi_lightning.checkpoint.files import publish, stage_file, staging
 from nvalchemi_lightning.checkpoint.layout import (
     HOOKS,
     MANIFEST,
+    RESUME,
     STRATEGY,
     check_index,
     manifest_of,
@@ -93,6 +94,7 @@ def _own_files(snapshot: Snapshot, index: int) -> dict[str, Any]:
     files = {state_file(component, index): state for component, state in snapshot.states.items()}
     if snapshot.hooks:
         files[state_file(HOOKS, index)] = snapshot.hooks
+    files[state_file(RESUME, index)] = snapshot.resume
     return {**files, strategy_file(index): snapshot.strategy}
 
 

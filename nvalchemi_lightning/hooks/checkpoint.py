@@ -14,6 +14,7 @@ from nvalchemi_lightning.checkpoint.snapshot import Snapshot, require_savable, t
 from nvalchemi_lightning.checkpoint.writing import write
 from nvalchemi_lightning.context import TrainContext
 from nvalchemi_lightning.errors import ConfigurationError, TrainingStateError
+from nvalchemi_lightning.resume import gather_from_ranks
 from nvalchemi_lightning.stages import TrainingStage
 from nvalchemi_lightning.strategy_spec import checkpoint_dict
 from nvalchemi_lightning.strict_model import StrictModel
@@ -127,8 +128,6 @@ class CheckpointHook(StrictModel):
         getattr(workflow, "defer", _at_once)(lambda: self._save(workflow, rank))
 
     def _due(self, ctx: TrainContext, stage: TrainingStage) -> bool:
-        if self.rank_zero_only and ctx.global_rank != 0:
-            return False
         if self.epoch_interval is not None:
             return stage is TrainingStage.AFTER_EPOCH and ctx.epoch > 0 and ctx.epoch % self.epoch_interval == 0
         if stage is not TrainingStage.AFTER_BATCH:
@@ -137,9 +136,12 @@ class CheckpointHook(StrictModel):
         return stepped and ctx.step_count % (self.step_interval or 1) == 0
 
     def _save(self, workflow: Any, rank: int) -> None:
+        ranks = gather_from_ranks(workflow.resume.state())
+        if self.rank_zero_only and rank != 0:
+            return
         folder = self.checkpoint_dir if rank == 0 else self.checkpoint_dir / f"rank_{rank}"
         self._wait()
-        snapshot = take_snapshot(workflow)
+        snapshot = take_snapshot(workflow, ranks)
         if self._writer is None:
             self._write(folder, snapshot)
         else:

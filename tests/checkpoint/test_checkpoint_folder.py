@@ -65,6 +65,7 @@ def test_the_layout_is_that_of_the_reference(root: Path) -> None:
     assert sorted(contents(root)) == [
         "hooks/checkpoints/0.pt",
         "lightning/checkpoints/0.json",
+        "lightning/checkpoints/0.pt",
         "manifest.json",
         "models/main/checkpoints/0.pt",
         "models/main/spec.json",
@@ -134,7 +135,7 @@ def test_b08_every_tensor_file_is_safe_to_load(root: Path) -> None:
     """B08: no file needs anything beyond ``weights_only=True``."""
     save(run(named_strategy(hooks=[Counting()])), root)
     files = sorted(root.rglob("*.pt"))
-    assert len(files) == 6
+    assert len(files) == 7
     for path in files:
         assert torch.load(path, weights_only=True)
 

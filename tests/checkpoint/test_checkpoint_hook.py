@@ -373,9 +373,9 @@ def test_a_failed_write_does_not_hide_the_error_of_the_run(root: Path) -> None:
     def stop(ctx: TrainContext) -> None:
         raise KeyError("own error")
 
-    hooks = [At(TrainingStage.AFTER_EPOCH, stop), CheckpointHook(root, step_interval=1)]
+    hooks = [At(TrainingStage.AFTER_TRAINING, stop), CheckpointHook(root, step_interval=1)]
     with pytest.raises(KeyError, match="own error") as caught:
-        run(strategy(hooks=hooks), batches(1))
+        run(strategy(num_steps=1, hooks=hooks), batches(1))
     assert any("A checkpoint could not be written either: OSError(28" in note for note in caught.value.__notes__)
 
 
@@ -410,7 +410,7 @@ def test_a_workflow_without_later_saves_at_once(root: Path, monkeypatch: pytest.
     ctx = what.context(None)
     ctx.workflow = Plain(what)
     saved = []
-    monkeypatch.setattr(module, "take_snapshot", saved.append)
+    monkeypatch.setattr(module, "take_snapshot", lambda workflow, ranks: saved.append(workflow))
     monkeypatch.setattr(module, "write", lambda folder, snapshot: 4)
     hook = CheckpointHook(root, step_interval=2, async_save=False)
     hook(ctx, TrainingStage.AFTER_BATCH)

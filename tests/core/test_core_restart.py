@@ -19,6 +19,7 @@ from nvalchemi_lightning.data import Batch, DataLoader
 from nvalchemi_lightning.errors import ConfigurationError, ConfigurationTypeError, DataError
 from nvalchemi_lightning.feeding import EpochLoader, OneLoader, as_loader, loader_length
 from nvalchemi_lightning.module import AlchemiModule
+from nvalchemi_lightning.resume import ResumePoint
 from nvalchemi_lightning.stages import TrainingStage
 
 Stage = TrainingStage
@@ -429,11 +430,12 @@ def test_a_loader_is_handed_back_as_it_is() -> None:
 def test_an_epoch_loader_follows_counters_and_target() -> None:
     counters = Counters(epoch_step_count=1)
     done: list[bool] = []
-    epochs = EpochLoader(numbered(3), counters, lambda: bool(done), 3)
+    skipped: list[int] = []
+    epochs = EpochLoader(numbered(3), counters, lambda: bool(done), 3, ResumePoint(), skipped.append)
     assert len(epochs) == 3
     passing = iter(epochs)
     assert next(passing).number.item() == 1
-    assert (epochs.delivered, epochs.exhausted) == (1, False)
+    assert (epochs.delivered, epochs.exhausted, skipped) == (2, False, [1])
     done.append(True)
     assert list(passing) == []
     assert epochs.exhausted is False
@@ -441,4 +443,4 @@ def test_an_epoch_loader_follows_counters_and_target() -> None:
     assert [batch.number.item() for batch in epochs] == [1, 2]
     assert epochs.exhausted is True
     with pytest.raises(TypeError, match="list has no length"):
-        len(EpochLoader(numbered(1), counters, bool, None))
+        len(EpochLoader(numbered(1), counters, bool, None, ResumePoint(), print))

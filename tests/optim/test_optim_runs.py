@@ -356,7 +356,6 @@ class SaveAtThree(Callback):
             trainer.save_checkpoint(self.path)
 
 
-@pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before the epoch ended")
 def test_the_monitor_goes_on_counting_in_a_resumed_fit(tmp_path: Path) -> None:
     config = OptimizerConfig(lr=1.0, **WARMUP)
     trainer(max_steps=4, callbacks=[SaveAtThree(tmp_path / "saved.ckpt")]).fit(module(config), OneLoader(batches()))

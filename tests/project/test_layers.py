@@ -21,10 +21,20 @@ LAYERS = (
     {"specs", "strict_model", "runtime"},
     {"losses", "optim", "metrics", "neighbors", "data", "models"},
     {"hooks", "counters", "update", "feeding", "training_fn", "validation", "model_inputs", "recipe"}
-    | {"batch_step", "checkpoint", "counted", "hooked", "progress", "requests", "scalars", "strategy_spec"}
-    | {"windowing"},
+    | {"batch_step", "checkpoint", "counted", "hooked", "progress", "random_states", "requests", "resume", "scalars"}
+    | {"strategy_spec", "windowing"},
     # Lightning begins here.
-    {"_lightning", "second_owners", "owner", "callbacks", "module", "module_evaluation", "module_log", "datamodule"},
+    {
+        "_lightning",
+        "second_owners",
+        "owner",
+        "callbacks",
+        "module",
+        "module_checkpoint",
+        "module_evaluation",
+        "module_log",
+        "datamodule",
+    },
     {"strategy"},
     {"cli", "__main__"},
 )
