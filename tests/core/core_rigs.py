@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import Callback
 from torch import Tensor, nn
 
 from nvalchemi_lightning.data import AtomicData, Batch
@@ -277,6 +278,17 @@ def assert_usable(what: Any) -> None:
     if what._optimizers is not None:
         for optimizer in what.flat_optimizers()[0]:
             optimizer.step()
+
+
+class StopAfter(Callback):
+    """A native callback that asks the Trainer to stop after so many batches."""
+
+    def __init__(self, batches: int) -> None:
+        self.batches = batches
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if batch_idx + 1 == self.batches:
+            trainer.should_stop = True
 
 
 def two_models() -> tuple[dict[str, nn.Module], Callable[[Any, Any], Any]]:

@@ -22,11 +22,11 @@ class Potential(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(5)
-        self.layers = nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 1)).double()
+        self.layers = nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 2)).double()
 
     def forward(self, batch: Any) -> dict[str, Tensor]:
         positions = batch.positions.detach().requires_grad_(True)
-        energy = _summed(self.layers(positions), batch)
+        energy = _summed(self.layers(positions).sum(-1, keepdim=True), batch)
         forces = -torch.autograd.grad(energy.sum(), positions, create_graph=self.training)[0]
         stress = _summed((positions[:, :, None] * forces[:, None, :]).flatten(1), batch).view(-1, 3, 3)
         return {"energy": energy, "forces": forces, "stress": stress}

@@ -1,0 +1,126 @@
+"""What holds for every update hook: one table, and each row through the same tests."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lightning.pytorch import Trainer
+from update_contract_rigs import TABLE, close, fields, loader, numbers, recipe, result
+from update_rigs import At, Stage, run
+
+from nvalchemi_lightning import hooks
+from nvalchemi_lightning.feeding import OneLoader
+from nvalchemi_lightning.hooks import GradientAccumulationHook, TrainingUpdateHook
+from nvalchemi_lightning.module import AlchemiModule
+
+SCRIPT = Path(__file__).with_name("update_rank_script.py")
+
+every_hook = pytest.mark.parametrize("name", TABLE)
+
+
+def test_the_table_has_every_update_hook_of_the_package() -> None:
+    public = (getattr(hooks, name) for name in hooks.__all__)
+    shipped = {each for each in public if isinstance(each, type) and issubclass(each, TrainingUpdateHook)}
+    assert {type(make()) for make in TABLE.values()} == shipped - {TrainingUpdateHook}
+
+
+@every_hook
+def test_its_state_goes_round(name: str) -> None:
+    """A hook without state has neither method."""
+    hook, fresh = TABLE[name](), TABLE[name]()
+    what = recipe(hook)
+    run(what, loader(4))
+    if not hasattr(hook, "state_dict"):
+        assert not hasattr(hook, "load_state_dict")
+        return
+    state = hook.state_dict()  # type: ignore[attr-defined]
+    recipe(fresh)
+    fresh.load_state_dict(state)  # type: ignore[attr-defined]
+    assert numbers(fresh.state_dict()) == numbers(state)  # type: ignore[attr-defined]
+
+
+@every_hook
+@pytest.mark.parametrize("batch_count", [1, 2, 5])
+def test_a_run_goes_on_bitwise(name: str, batch_count: int, tmp_path: Path) -> None:
+    """A checkpoint in the middle of an epoch, loaded into a new strategy."""
+
+    def save(ctx: Any) -> None:
+        if ctx.batch_count == batch_count:
+            ctx.workflow.save_checkpoint(tmp_path)
+
+    straight, resumed = TABLE[name](), TABLE[name]()
+    whole = run(recipe(straight, At(Stage.AFTER_BATCH, save)), loader(4))
+    again = recipe(resumed)
+    again.restore_checkpoint(tmp_path)
+    assert again.counters.batch_count == batch_count
+    run(again, loader(4))
+    assert result(again, resumed) == result(whole, straight)
+
+
+@every_hook
+def test_windows_are_large_batches(name: str) -> None:
+    """Two batches per step give what one batch of twice the size gives."""
+    ours, theirs = TABLE[name](), TABLE[name]()
+    accumulates = isinstance(ours, GradientAccumulationHook)
+    by_parts = run(recipe(ours) if accumulates else recipe(GradientAccumulationHook(2), ours), loader(2))
+    at_once = run(recipe() if accumulates else recipe(theirs), loader(4))
+    assert by_parts.step_count == at_once.step_count > 0
+    by_parts.counters.batch_count, by_parts.counters.epoch_step_count = at_once.counters.batch_count, 0
+    assert close(result(by_parts, ours), result(at_once, theirs))
+
+
+@every_hook
+def test_the_doors_give_the_same_bits(name: str) -> None:
+    """`run`, a Trainer of the user's own, and `train_batch`."""
+    by_run, by_trainer, by_hand = TABLE[name](), TABLE[name](), TABLE[name]()
+    what = run(recipe(by_run), loader(4))
+    module = AlchemiModule(**fields(by_trainer))
+    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
+    trainer = Trainer(strategy="nvalchemi", accelerator="cpu", logger=False, max_epochs=2, **quiet)
+    trainer.fit(module, OneLoader(loader(4)))
+    assert result(module.recipe, by_trainer) == result(what, by_run)
+    assert trainer.global_step == what.step_count
+    alone = recipe(by_hand)
+    for batch in [*loader(4), *loader(4)]:
+        alone.train_batch(batch)
+    alone.counters.epoch_count = what.epoch_count  # train_batch knows no epochs
+    assert result(alone, by_hand) == result(what, by_run)
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, list[float]]]:
+    """Run the script once and return what rank 0 and rank 1 found."""
+    folder = tmp_path_factory.mktemp("ranks")
+    environment = {key: value for key, value in os.environ.items() if key not in {"MASTER_PORT", "LOCAL_RANK"}}
+    process = subprocess.Popen(
+        [sys.executable, str(SCRIPT), str(folder)],
+        cwd=folder,
+        env={**environment, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        output, _ = process.communicate(timeout=100)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        output, _ = process.communicate()
+        pytest.fail(f"two ranks did not end within 100 s:\n{output[-3000:]}")
+    assert process.returncode == 0, output[-6000:]
+    return [json.loads((folder / f"rank_{rank}.json").read_text()) for rank in (0, 1)]
+
+
+@every_hook
+def test_two_ranks_are_one_process(ranks: list[dict[str, list[float]]], name: str) -> None:
+    hook = TABLE[name]()
+    single = result(run(recipe(hook), loader(4)), hook)
+    assert ranks[0][name] == ranks[1][name]
+    assert close(ranks[0][name], single)
