@@ -66,6 +66,8 @@ class TrainContext(HookContext):
         2-norm of all gradients before they were clipped, a scalar on the device; set by `GradientClipHook`.
     window : Window or None
         Where the batch is in its accumulation window; None without `GradientAccumulationHook`.
+    window_loss : Tensor or None
+        Loss of the window up to this batch, detached, from ``DO_BACKWARD`` on; that of the window at its last batch.
     validation : dict or None
         The newest validation summary.
     validating : bool
@@ -87,5 +89,6 @@ class TrainContext(HookContext):
     grad_scaler: Any = None
     gradient_norm: Tensor | None = None
     window: Window | None = None
+    window_loss: Tensor | None = None
     validation: dict[str, Any] | None = None
     validating: bool = False

@@ -143,19 +143,21 @@ class EpochLoader:
             self._on_skip(position)
         with self._resume.beginning_a_pass(position):
             batches = self._from_position()
-        while not (self.exhausted or self._finished()):
+        while not self._finished():
             drawn = self._draw(batches, position)
+            self.exhausted = not drawn
+            if self.exhausted:
+                return
             position += len(drawn)
             while drawn:
                 self.delivered += 1
                 yield drawn.popleft()
 
     def _draw(self, batches: Iterator[Any], position: int) -> deque[Any]:
-        wanted = 1 if self._windows is None else self._windows.room(position)
-        drawn = deque(checked_batch(batch, self.loader) for batch in islice(batches, wanted))
+        room = 1 if self._windows is None else self._windows.room(position)
+        drawn = deque(checked_batch(batch, self.loader) for batch in islice(batches, room))
         if self._windows is not None:
             self._windows.open(position, drawn)
-        self.exhausted = len(drawn) < wanted
         return drawn
 
     def _from_position(self) -> Iterator[Any]:

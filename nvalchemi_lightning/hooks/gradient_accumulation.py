@@ -70,8 +70,8 @@ class GradientAccumulationHook(StrictModel, TrainingUpdateHook):
     Windows begin anew with every epoch, so ``num_epochs`` means passes over the data. A run ends only between
     windows, also when it is asked to stop. Schedules, clipping, averages, logging and validation by steps act once
     per window. A veto of its step, by another hook or by a scaler, drops the window; a veto at an earlier batch
-    changes nothing. ``ctx.loss`` and ``ctx.losses`` are those of the batch; that of the window is logged as
-    ``loss/window``.
+    changes nothing. ``ctx.loss`` and ``ctx.losses`` are those of the batch; that of the window is ``ctx.window_loss``
+    and logged as ``loss/window``.
 
     A checkpoint within a window holds its gradients, and training goes on exactly; on several ranks only a
     checkpoint between windows can be saved. In `train_batch` every ``steps`` calls are a window.
@@ -173,6 +173,7 @@ class GradientAccumulationHook(StrictModel, TrainingUpdateHook):
         if window.size > 1:
             loss = self._by_terms(loss, ctx, window) if self.normalize == "labels" else _times(loss, window.shares[0])
         self._loss = loss.detach() if self._loss is None else self._loss + loss.detach()
+        ctx.window_loss = self._loss
         return loss
 
     def _by_terms(self, loss: Tensor, ctx: TrainContext, window: Window) -> Tensor:

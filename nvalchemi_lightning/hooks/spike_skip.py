@@ -55,7 +55,7 @@ class SpikeSkipHook(StrictModel, TrainingUpdateHook):
     A skipped step leaves weights, moments of optimizers, schedulers, averaged weights and ``step_count`` as they are,
     and drops its gradients. What the forward pass itself changes, such as the running statistics of a batch
     normalization, is not undone. Under accumulation the window is judged as a whole, when it would step: by the mean
-    of its losses and the norm of its summed gradients. One bad batch therefore drops the window.
+    loss over it and the norm of its summed gradients. One bad batch therefore drops the window.
 
     On several ranks the decision is that on the mean loss of all ranks, the same everywhere. It needs the numbers on
     the host: this hook waits for the device once per step, for one transfer of two numbers. The norm is that before
@@ -134,11 +134,11 @@ class SpikeSkipHook(StrictModel, TrainingUpdateHook):
 
     def _decide(self, ctx: Any) -> bool:
         notes, self._notes = self._notes, []
-        loss = torch.stack([note.loss.double() for note in notes]).mean()
+        mean = torch.stack([note.loss for note in notes]).mean() if ctx.window_loss is None else ctx.window_loss
         norm = ctx.gradient_norm
         if norm is None:
             norm = total_norm(optimized_parameters(ctx).values())
-        self._measured = _fetched(loss, norm)
+        self._measured = _fetched(mean.double(), norm)
         reason = self._reason(scaled=ctx.grad_scaler is not None)
         if reason:
             self._skip(ctx, notes, reason)

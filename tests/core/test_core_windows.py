@@ -24,7 +24,7 @@ from core_rigs import (
     trainer,
     w_of,
 )
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -309,6 +309,7 @@ def test_windows_without_a_step_end_the_run(monkeypatch: pytest.MonkeyPatch) -> 
     stop_at=st.integers(1, 14),
     sized=st.booleans(),
 )
+@example(vetoed=set(), length=3, steps=2, stop_at=1, sized=False)  # the next window is drawn already
 def test_counters_agree_with_any_vetoes(vetoed: set[int], length: int, steps: int, stop_at: int, sized: bool) -> None:
     """Two epochs, vetoes anywhere, and a request to stop: weight, schedule and the five counters tell the same."""
     stop = At(Stage.AFTER_BATCH, lambda ctx: ctx.batch_count == stop_at and ctx.workflow.stop("enough"))

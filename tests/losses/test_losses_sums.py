@@ -13,7 +13,7 @@ from losses_rigs import EVERY_TERM, Structures, label, seeds, sizes_strategy
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from nvalchemi_lightning.errors import ConfigurationError
+from nvalchemi_lightning.errors import ConfigurationError, LabelNotFoundError
 from nvalchemi_lightning.losses import (
     BaseLossFunction,
     ComposedLossFunction,
@@ -118,6 +118,26 @@ def test_count_reducer_sees_one_float64_vector_in_order() -> None:
     assert counts[0].tolist() == [5.0, 15.0, 2.0]
     assert output["total_loss"].item() == plain["total_loss"].item()
     assert [count.item() for count in output["per_component_count"].values()] == [5, 15, 2]
+
+
+@some_cases
+@given(sizes_strategy, seeds, st.sets(st.tuples(st.sampled_from(["energy", "forces", "stress"]), st.integers(0, 1))))
+def test_counts_are_known_before_predictions(sizes: list[int], seed: int, hidden: set[tuple[str, int]]) -> None:
+    batch = Structures(sizes, seed)
+    for key, graph in hidden:
+        batch.hide(key, graph)
+    loss = ComposedLossFunction(EVERY_TERM)
+    output = loss(batch.predictions, batch.targets, missing_is_nan=True, **batch.metadata)
+    ahead = loss.counts(batch.targets, missing_is_nan=True, **batch.metadata)
+    assert ahead.dtype is torch.float64
+    assert ahead.tolist() == [count.item() for count in output["per_component_count"].values()]
+
+
+def test_counts_name_the_target_that_is_absent() -> None:
+    batch = Structures([2, 3])
+    del batch.targets["forces"]
+    with pytest.raises(LabelNotFoundError, match="ForceMSELoss needs the target 'forces', which is absent"):
+        (EnergyMSELoss() + ForceMSELoss()).counts(batch.targets, **batch.metadata)
 
 
 def test_count_reducer_keeps_the_dtype() -> None:
