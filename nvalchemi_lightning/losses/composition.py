@@ -226,8 +226,9 @@ class ComposedLossFunction(nn.Module):
         """
         counts = []
         for leaf in self.terms:
-            key, same = getattr(leaf, "prediction_key", ""), targets.get(getattr(leaf, "target_key", ""))
-            pred, target = self._inputs(leaf, {key: same}, targets)  # type: ignore[dict-item]  absent: it says so
+            # An absent target is told about when it is read.
+            same: Any = targets.get(getattr(leaf, "target_key", ""))
+            pred, target = self._inputs(leaf, {getattr(leaf, "prediction_key", ""): same}, targets)
             counts.append(leaf.collect(pred, target, **metadata)[1].denominator)
         return torch.stack(counts).double()
 
