@@ -13,7 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from nvalchemi_lightning.data import AtomicDataZarrReader, DataLoader, Dataset
+from nvalchemi_lightning.data import AtomicDataZarrReader, DataLoader, Dataset, inspect_data
+from nvalchemi_lightning.models import AtomicStatistics
 
 __all__ = ["ACTIONS", "apart"]
 
@@ -45,7 +46,23 @@ def _draw(path: Path, *, shuffle: bool) -> None:
             return
 
 
-ACTIONS: dict[str, Callable[[Path], None]] = {"opening": opening, "reading": reading, "shuffling": shuffling}
+def inspecting(path: Path) -> None:
+    """Count structures, elements and labels."""
+    inspect_data(path)
+
+
+def statistics(path: Path) -> None:
+    """Fit reference energies and take the size of the forces."""
+    AtomicStatistics.fit(path)
+
+
+ACTIONS: dict[str, Callable[[Path], None]] = {
+    "opening": opening,
+    "reading": reading,
+    "shuffling": shuffling,
+    "inspecting": inspecting,
+    "statistics": statistics,
+}
 
 
 def apart(action: str, path: Path) -> dict[str, float]:

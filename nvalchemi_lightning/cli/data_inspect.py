@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 __all__ = ["inspect"]
 
+_FEW = 5
+
 
 def inspect(
     source: Annotated[Path, typer.Argument(help="A Zarr store, or a file of structures.")],
@@ -44,10 +46,20 @@ def _show_summary(found: Inspection) -> None:
     show_line(f"atoms in a structure: {sizes.smallest} to {sizes.largest}, median {sizes.median:g}")
     kinds = [f"{count} {kind}" for kind, count in found.periodicity.items() if count]
     show_line(f"periodicity: {', '.join(kinds)}")
-    if found.bytes is not None:
-        show_line(f"on disk: {_size(found.bytes)}")
+    show_line(f"on disk: {_size(found.bytes)}")
     for key, value in (found.provenance or {}).items():
-        show_line(f"{key}: {value}")
+        show_line(f"{key}: {_noted(value)}")
+
+
+def _noted(value: object) -> str:
+    """Return what a conversion noted as text: names of things that have one, the number of many."""
+    if isinstance(value, dict):
+        return (
+            str(value["name"]) if "name" in value else ", ".join(f"{key} {_noted(part)}" for key, part in value.items())
+        )
+    if isinstance(value, list):
+        return ", ".join(map(_noted, value)) or "none" if len(value) <= _FEW else str(len(value))
+    return str(value)
 
 
 def _show_fields(found: Inspection) -> None:

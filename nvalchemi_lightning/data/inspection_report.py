@@ -90,8 +90,8 @@ class Inspection:
         By name.
     provenance : mapping or None
         What a conversion noted about origin and units.
-    bytes : int or None
-        What the arrays of a store, or a file, take.
+    bytes : int
+        What the arrays of a store, or a file, take; 0 for structures in memory.
     """
 
     source: str
@@ -104,7 +104,7 @@ class Inspection:
     periodicity: Mapping[str, int]
     fields: Mapping[str, FieldReport]
     provenance: Mapping[str, Any] | None = None
-    bytes: int | None = None
+    bytes: int = 0
 
 
 PERIODICITY = ("molecules", "wires", "slabs", "bulk")

@@ -28,7 +28,7 @@ __all__ = ["PROVENANCE", "inspect_store"]
 PROVENANCE = "nvalchemi_lightning"
 """Attribute in which a conversion notes origin and units."""
 
-_WINDOW = 2**18
+_WINDOW = 2**16
 """Atoms and edges that are looked at together; bounds the memory."""
 
 

@@ -19,12 +19,21 @@ def atoms(*numbers: int, **labels: torch.Tensor) -> AtomicData:
     return AtomicData(positions=positions, atomic_numbers=torch.tensor(numbers), **labels)
 
 
+NOTED = {
+    "version": "0.1.0",
+    "units": {"energy": "eV", "length": "A"},
+    "sources": [{"name": "a.xyz", "size": 3}, {"name": "b.xyz", "size": None}],
+    "omitted": [],
+    "frames": list(range(6)),
+}
+
+
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
     path = tmp_path / "train.zarr"
     AtomicDataZarrWriter(path).write([atoms(8, 1, 1, energy=torch.ones(1, 1)), atoms(8, 8), atoms(1)])
     AtomicDataZarrWriter(path).delete([2])
-    zarr.open_group(path, mode="r+").attrs["nvalchemi_lightning"] = {"units": "eV, A"}
+    zarr.open_group(path, mode="r+").attrs["nvalchemi_lightning"] = NOTED
     return path
 
 
@@ -38,7 +47,13 @@ def test_a_store_is_described(store: Path, capsys: pytest.CaptureFixture[str]) -
         "periodicity: 2 molecules",
     ]
     assert lines[3].startswith("on disk: ")
-    assert lines[4] == "units: eV, A"
+    assert lines[4:9] == [
+        "version: 0.1.0",
+        "units: energy eV, length A",
+        "sources: a.xyz, b.xyz",
+        "omitted: none",
+        "frames: 6",
+    ]
     assert "H                 1      2" in lines
     energy = next(line.split() for line in lines if line.startswith("energy"))
     assert energy[:6] == ["energy", "structure", "float32", "1", "1", "0"]
@@ -51,7 +66,7 @@ def test_json_holds_the_same(store: Path) -> None:
     assert (found["structures"], found["deleted"], found["atoms"]) == (2, 1, 5)
     assert found["sizes"] == {"smallest": 2, "median": 2.5, "largest": 3}
     assert found["fields"]["energy"]["complete"] == 1
-    assert found["provenance"] == {"units": "eV, A"}
+    assert found["provenance"] == NOTED
 
 
 def test_a_file_has_no_storage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

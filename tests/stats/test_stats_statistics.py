@@ -90,6 +90,7 @@ def test_resolution_is_that_of_the_dtype() -> None:
     data = AtomicData(positions=torch.zeros(1, 3), atomic_numbers=torch.tensor([1]), energy=torch.tensor([[-2.5e6]]))
     found = AtomicStatistics.fit([data, structure([1], energy=[[-1.0]])])
     assert found.energy_resolution == 0.25
+    assert math.isnan(AtomicStatistics.fit([structure([1], energy=[[math.nan]])]).energy_resolution)
     assert any("resolves only 0.25 eV; store energies of that size in float64" in text for text in found.remarks)
 
 

@@ -140,3 +140,13 @@ def test_another_cutoff_than_that_of_the_neighbors_is_refused(store: Path) -> No
     assert PaiNN.from_statistics(statistics, cutoff=6.0, neighbors_per_atom=9.0, hidden=4).cutoff == 6.0
     without = AtomicStatistics.fit(store)
     assert PaiNN.from_statistics(without, cutoff=6.0, hidden=4).neighbors_per_atom == 10.0
+
+
+def test_a_store_without_energies_keeps_them_too(tmp_path: Path) -> None:
+    store = tmp_path / "bare.zarr"
+    AtomicDataZarrWriter(store).write([structure([1, 8]), structure([1])])
+    AtomicStatistics.fit(store).save(store)
+    assert AtomicStatistics.load(store).num_energies == 0
+    AtomicDataZarrWriter(store).delete([0])
+    with pytest.raises(DataError, match="changed after"):
+        AtomicStatistics.load(store)
