@@ -23,7 +23,7 @@ from nvalchemi_lightning.callbacks.stage import StageCallback
 from nvalchemi_lightning.errors import ConfigurationError
 from nvalchemi_lightning.module_evaluation import EvaluatingModule
 from nvalchemi_lightning.requests import RunRequests
-from nvalchemi_lightning.second_owners import refuse_second_owners
+from nvalchemi_lightning.second_owners import refuse_second_owners, refuse_two_precisions
 from nvalchemi_lightning.update import UpdateOwner
 
 if TYPE_CHECKING:
@@ -67,6 +67,7 @@ class SingleOwnerMixin(Strategy):
         super().connect(model)
         module, trainer = self.alchemi_module, model.trainer
         refuse_second_owners(trainer)
+        refuse_two_precisions(trainer, module.recipe.registry)
         if not hasattr(self, "limits"):
             self.limits = _lightning.take_over_limits(trainer)
         _lightning.allow_gradients_in_evaluation(trainer)

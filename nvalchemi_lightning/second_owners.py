@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch.callbacks import (
     BatchSizeFinder,
@@ -13,11 +14,12 @@ from lightning.pytorch.callbacks import (
 )
 
 from nvalchemi_lightning.errors import ConfigurationError, SecondOwnerError
+from nvalchemi_lightning.hooks.lifecycle import each_hook
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
 
-__all__ = ["refuse_second_owners"]
+__all__ = ["refuse_second_owners", "refuse_two_precisions"]
 
 _CALLBACKS = {
     GradientAccumulationScheduler: "the GradientAccumulationHook",
@@ -54,12 +56,36 @@ def refuse_second_owners(trainer: Trainer) -> None:
             f"hooks=[GradientAccumulationHook({trainer.accumulate_grad_batches})]",
         )
     if "mixed" in str(trainer.precision):
-        _refuse(f"Trainer(precision={trainer.precision!r})", "the MixedPrecisionHook")
+        half = "fp16" if str(trainer.precision).startswith("16") else "bf16"
+        _refuse(f"Trainer(precision={trainer.precision!r})", f"hooks=[MixedPrecisionHook(precision={half!r})]")
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         for kind, instead in _CALLBACKS.items():
             if isinstance(callback, kind):
                 _refuse(f"the callback {type(callback).__name__}", instead)
     _refuse_contradictions(trainer)
+
+
+def refuse_two_precisions(trainer: Trainer, hooks: Iterable[Any]) -> None:
+    """Refuse a Trainer that converts the models while a hook runs them under autocast.
+
+    Parameters
+    ----------
+    trainer : Trainer
+        As its user configured it.
+    hooks : iterable
+        The hooks of the run.
+
+    Raises
+    ------
+    ConfigurationError
+        If both set a precision.
+    """
+    owners = [type(hook).__name__ for hook in each_hook(hooks) if hasattr(hook, "inference_autocast")]
+    if owners and str(trainer.precision) != "32-true":
+        raise ConfigurationError(
+            f"Trainer(precision={trainer.precision!r}) and the {owners[0]} both set the precision; leave the Trainer's "
+            "out for mixed precision, or the hook to convert the models as a whole"
+        )
 
 
 def _refuse_contradictions(trainer: Trainer) -> None:

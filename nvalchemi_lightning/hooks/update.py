@@ -290,7 +290,8 @@ def _answer(hook: TrainingUpdateHook, ctx: Any, stage: TrainingStage, will_skip:
     answer: Any = hook(ctx, stage, will_skip)
     if not isinstance(answer, tuple) or len(answer) != 2:
         raise ConfigurationTypeError(
-            f"{type(hook).__name__}.__call__(stage={stage.name}) must return (bool, Tensor | None); got {answer!r}"
+            f"{type(hook).__name__}.__call__(stage={stage.name}) must return (bool, Tensor | None); got {answer!r}. "
+            "Return (True, ctx.loss) where nothing is decided"
         )
     return answer
 

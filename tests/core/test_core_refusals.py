@@ -41,7 +41,10 @@ REFUSED_OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
         {"accumulate_grad_batches": 2},
         r"batches=2.*GradientAccumulationHook\(2\)",
     ),
-    "precision": ({"precision": "bf16-mixed"}, r"precision='bf16-mixed'\) .* use the MixedPrecisionHook"),
+    "precision": (
+        {"precision": "bf16-mixed"},
+        r"precision='bf16-mixed'\) .* use hooks=\[MixedPrecisionHook\(precision='bf16'\)\]",
+    ),
 }
 
 

@@ -181,7 +181,8 @@ def test_an_answer_is_a_pair(answer: Any) -> None:
         def __call__(self, ctx: Any, stage: Stage, will_skip: bool) -> Any:
             return answer
 
-    with pytest.raises(ConfigurationTypeError, match=r"Odd.__call__\(stage=BEFORE_BATCH\) must return .* got"):
+    message = r"Odd.__call__\(stage=BEFORE_BATCH\) must return .* got .*Return \(True, ctx.loss\)"
+    with pytest.raises(ConfigurationTypeError, match=message):
         TrainingUpdateOrchestrator(Odd())(context(), Stage.BEFORE_BATCH)
 
 

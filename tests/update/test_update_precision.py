@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -28,7 +29,7 @@ from update_rigs import (
 
 from nvalchemi_lightning.context import TrainContext
 from nvalchemi_lightning.data import AtomicData, Batch
-from nvalchemi_lightning.errors import ConfigurationError, TrainingStateError
+from nvalchemi_lightning.errors import ConfigurationError, SecondOwnerError, TrainingStateError
 from nvalchemi_lightning.hooks import EMAHook, GradientClipHook, MixedPrecisionHook, TrainingUpdateHook
 from nvalchemi_lightning.losses import EnergyMSELoss, ForceMSELoss
 from nvalchemi_lightning.models import DemoModel, DemoModelWrapper, PaiNN
@@ -96,6 +97,25 @@ def test_the_precision_is_required_by_keyword() -> None:
 def test_two_precisions_are_refused() -> None:
     with pytest.raises(ValidationError, match="exclusive key 'MixedPrecisionHook'"):
         strategy(MixedPrecisionHook(precision="bf16"), MixedPrecisionHook(precision="fp16"))
+
+
+@pytest.mark.parametrize("registered", ["bf16", "fp16"])
+def test_the_trainers_mixed_precision_is_refused_beside_the_hook(registered: str) -> None:
+    what = network(MixedPrecisionHook(precision=registered))
+    message = r"precision='bf16-mixed'\) would be a second owner .* leave it out and use hooks=\[MixedPrecisionHook"
+    with pytest.raises(SecondOwnerError, match=message):
+        run(what, batches(2, dtype=FLOAT), precision="bf16-mixed")
+
+
+@pytest.mark.parametrize("trainers", ["bf16-true", "64-true"])
+def test_one_party_sets_the_precision(trainers: Any) -> None:
+    what = network(MixedPrecisionHook(precision="bf16"))
+    message = (
+        rf"Trainer\(precision='{trainers}'\) and the MixedPrecisionHook both set the precision; leave the Trainer's"
+    )
+    with pytest.raises(ConfigurationError, match=message):
+        run(what, batches(2, dtype=FLOAT), precision=trainers)
+    assert what.step_count == 0
 
 
 # Autocast
@@ -212,6 +232,45 @@ def test_a_force_model_is_differentiated_twice(precision: str) -> None:
     assert (forces - exact_forces).norm() < 0.03 * exact_forces.norm()
     assert torch.cosine_similarity(gradient, exact_gradient, dim=0) > 0.99
     assert (forces - exact_forces).norm() > 0.0
+
+
+def sprung(batch: Batch) -> Batch:
+    """Label structures of three atoms as if springs of length 1 A joined all of them."""
+    positions = batch.positions.clone().requires_grad_(True)
+    energy = sum((positions[i::3] - positions[j::3]).norm(dim=1).sub(1.0).square() for i, j in ((0, 1), (0, 2), (1, 2)))
+    batch.forces = -torch.autograd.grad(energy.sum(), positions)[0]
+    batch.energy = energy.detach()[:, None]
+    return batch
+
+
+TOLERANCE = {"bf16": 0.03, "fp16": 0.01}
+"""Of forces, relative to float32: bfloat16 keeps 8 bits of every factor, float16 11."""
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_forces_are_learnt_in_reduced_precision(precision: str) -> None:
+    """B42: fifty steps on eight small molecules with energies and forces."""
+    torch.manual_seed(0)
+    model, batch, losses = PaiNN(hidden=16, num_layers=2, elements=(1, 8)), sprung(molecules(8)), []
+    hook = MixedPrecisionHook(precision=precision)
+    what = TrainingStrategy(
+        models=model,
+        optimizer_configs=adam(0.003),
+        loss_fn=EnergyMSELoss() + ForceMSELoss() * 10.0,
+        hooks=[hook],
+        num_steps=50,
+    )
+    what.register_hook(At(Stage.AFTER_BATCH, lambda ctx: losses.append((ctx.loss.dtype, ctx.loss.item()))))
+    run(what, [batch])
+    assert what.step_count == 50
+    assert {dtype for dtype, _ in losses} == {FLOAT}
+    assert all(math.isfinite(loss) for _, loss in losses)
+    assert losses[-1][1] < 0.5 * losses[0][1]
+    assert precision == "bf16" or hook.state_dict()["scaler"]["scale"] > 1.0
+    exact = model.eval()(batch)["forces"]
+    with hook.inference_autocast("cpu"):
+        reduced = model(batch)["forces"].float()
+    assert (reduced - exact).norm() < TOLERANCE[precision] * exact.norm()
 
 
 # Validation
@@ -489,11 +548,6 @@ def test_another_precision_has_no_use_for_a_scale() -> None:
     hook = MixedPrecisionHook(precision="bf16")
     hook.load_state_dict({"scaler": {"scale": 2.0}})
     assert hook.state_dict() == {}
-
-
-def test_a_trainer_with_a_precision_of_its_own_is_refused() -> None:
-    with pytest.raises(RuntimeError, match="use the MixedPrecisionHook"):
-        run(strategy(MixedPrecisionHook(precision="bf16")), constant(1), precision="bf16-mixed")
 
 
 def test_the_error_type_of_two_owners() -> None:
