@@ -48,7 +48,8 @@ def log_step(module: LightningModule, ctx: TrainContext, extra: Mapping[str, Ten
     if math.isnan(scalars["loss/total"]):
         raise TrainingStateError(
             f"the loss is NaN at step {ctx.step_count} of epoch {ctx.epoch}, and by now the weights are too; "
-            "go back to a checkpoint, and look at the data, the learning rate or a GradientClipHook"
+            "go back to a checkpoint, look at the data and the learning rate, or add a SpikeSkipHook, which skips such "
+            "steps and names their structures"
         )
     _lightning.show(module.trainer, {"loss": scalars["loss/total"]})
     _to_loggers(module, scalars, ctx.step_count)

@@ -42,9 +42,10 @@ class Suspect:
     loss: float | None
 
     def __str__(self) -> str:
+        told = "" if self.loss is None else f" (loss {self.loss:.3g})"
         if self.source is not None:
-            return f"{self.source} number {self.number}"
-        return f"structure {self.position} of the batch after {self.batch}"
+            return f"{self.source} number {self.number}{told}"
+        return f"structure {self.position} of the batch after {self.batch}{told}"
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ class SpikeSkipHook(StrictModel, TrainingUpdateHook):
     Parameters
     ----------
     factor : float
-        Loss and gradient norm may lie this many spreads above their running median, > 0. Default 10.
+        Loss and gradient norm may lie this many spreads above their running median, > 0. Default 30.
     window : int
         The medians are those of so many accepted steps, >= 1. Default 100.
     min_history : int
@@ -67,13 +67,13 @@ class SpikeSkipHook(StrictModel, TrainingUpdateHook):
 
     Examples
     --------
-    >>> hook = SpikeSkipHook(factor=10.0, quarantine_file="runs/example/quarantine.jsonl")
+    >>> hook = SpikeSkipHook(quarantine_file="runs/example/quarantine.jsonl")
     """
 
     priority: ClassVar[int] = 40
     _exclusive_update_key: ClassVar[str | None] = "SpikeSkipHook"
 
-    factor: float = Field(default=10.0, gt=0, allow_inf_nan=False)
+    factor: float = Field(default=30.0, gt=0, allow_inf_nan=False)
     window: int = Field(default=100, ge=1)
     min_history: int = Field(default=20, ge=1)
     max_consecutive: int = Field(default=10, ge=0)

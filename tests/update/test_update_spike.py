@@ -280,7 +280,7 @@ def test_too_many_in_a_row_end_the_run(tmp_path: Path) -> None:
     hook = SpikeSkipHook(max_consecutive=2, quarantine_file=tmp_path / "runs" / "bad.jsonl")
     message = (
         r"3 steps in a row were skipped after 1 steps, in epoch 0, the last because the loss is nan; look at "
-        r"structure 0 of the batch after 3, lower the learning rate, or raise SpikeSkipHook\(factor=10, "
+        r"structure 0 of the batch after 3 \(loss nan\), lower the learning rate, or raise SpikeSkipHook\(factor=30, "
         r"max_consecutive=2\)"
     )
     with pytest.raises(TrainingStateError, match=message):
@@ -333,7 +333,7 @@ def test_the_bad_structure_is_named(tmp_path: Path, caplog: pytest.LogCaptureFix
     (message, _) = [record.getMessage() for record in caplog.records if "skipped" in record.getMessage()]
     assert message == (
         f"a step is skipped after {first['step']} steps, in epoch 0: the loss is nan; look at the structures in memory "
-        "number 7"
+        "number 7 (loss nan)"
     )
 
 
