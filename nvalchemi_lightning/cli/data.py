@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from nvalchemi_lightning.cli.data_check import check
 from nvalchemi_lightning.cli.data_inspect import inspect
 from nvalchemi_lightning.cli.data_stats import stats
 
@@ -17,5 +18,6 @@ def _group() -> None:
     """Convert, inspect and check structures and stores."""
 
 
+app.command("check")(check)
 app.command("inspect")(inspect)
 app.command("stats")(stats)

@@ -9,6 +9,11 @@ from nvalchemi_lightning._lazy import lazy_exports
 if TYPE_CHECKING:
     from nvalchemi_lightning.data.atomic_data import AtomicData as AtomicData
     from nvalchemi_lightning.data.batch import Batch as Batch
+    from nvalchemi_lightning.data.checkup.report import CheckedSet as CheckedSet
+    from nvalchemi_lightning.data.checkup.report import CheckReport as CheckReport
+    from nvalchemi_lightning.data.checkup.report import Finding as Finding
+    from nvalchemi_lightning.data.checkup.report import Place as Place
+    from nvalchemi_lightning.data.checkup.run import check as check
     from nvalchemi_lightning.data.compare import differences as differences
     from nvalchemi_lightning.data.dataloader import DataLoader as DataLoader
     from nvalchemi_lightning.data.dataset import Dataset as Dataset
@@ -38,23 +43,28 @@ _HOMES = {
     "AtomicDataZarrReader": "data.zarr_reader",
     "AtomicDataZarrWriter": "data.zarr_writer",
     "Batch": "data.batch",
+    "CheckReport": "data.checkup.report",
+    "CheckedSet": "data.checkup.report",
     "DataLoader": "data.dataloader",
     "Dataset": "data.dataset",
     "Dialect": "data.dialect",
     "EpochSampler": "data.sampler",
     "FIELDS": "data.fields",
     "Field": "data.fields",
+    "Finding": "data.checkup.report",
     "InMemoryDataset": "data.dataset",
     "Inspection": "data.inspection_report",
     "MultiDataset": "data.multi_dataset",
     "MultiDatasetBatchSampler": "data.multi_sampler",
     "MultiDatasetSampler": "data.multi_sampler",
     "NeighborListTransform": "data.edge_transform",
+    "Place": "data.checkup.report",
     "Reader": "data.zarr_reader",
     "SampleOrigin": "data.origins",
     "Source": "data.source",
     "ZarrArrayConfig": "data.zarr_writer",
     "ZarrWriteConfig": "data.zarr_writer",
+    "check": "data.checkup.run",
     "differences": "data.compare",
     "inspect_data": "data.inspection",
     "open_source": "data.sources",

@@ -225,7 +225,7 @@ def symmetric_matrix(label: str, values: NDArray[np.float64]) -> NDArray[np.floa
     matrix = values.reshape(3, 3)
     with np.errstate(invalid="ignore"):  # Infinite numbers are refused later, with their place.
         asymmetry = np.nanmax(np.abs(matrix - matrix.T), initial=0.0)
-    if asymmetry > _MAX_ASYMMETRY * np.nanmax(np.abs(matrix)):
+    if asymmetry > _MAX_ASYMMETRY * np.nanmax(np.abs(matrix), initial=0.0):
         raise DataError(
             f"{label} is not symmetric, transposed entries differ by {asymmetry:.3g}: {matrix.tolist()}; nine numbers "
             "are a symmetric matrix, six are xx, yy, zz, yz, xz, xy unless another order is given"
