@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nvalchemi_lightning.data.checkup.table import CHECKS, Check
 from nvalchemi_lightning.data.fields import FIELDS, Field
 from nvalchemi_lightning.stages import STAGES, StageInfo
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
 STAGE_HEADINGS = ("stage", "when it fires", "dispatched by", "`frequency` counts", "new in the context")
 FIELD_HEADINGS = ("field", "level", "shape", "type", "meaning", "if only other structures have it")
+CHECK_HEADINGS = ("check", "severity", "it finds", "needs", "what to do")
 FILLED_WITH = {"nan": "NaN", "zero": "0", "mass": "standard masses", "refuse": "an error"}
 
 
@@ -25,6 +27,11 @@ def stage_row(info: StageInfo) -> tuple[str, ...]:
 def field_row(field: Field) -> tuple[str, ...]:
     """Return the cells of one field."""
     return (f"`{field.name}`", field.level, field.shape, field.kind, field.meaning, FILLED_WITH[field.missing])
+
+
+def check_row(check: Check) -> tuple[str, ...]:
+    """Return the cells of one check."""
+    return (f"`{check.name}`", check.severity, check.title, ", ".join(sorted(check.needs)), check.advice)
 
 
 def table(headings: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
@@ -39,6 +46,7 @@ def write(app: Sphinx) -> None:
     target.mkdir(exist_ok=True)
     (target / "stages.md").write_text(table(STAGE_HEADINGS, map(stage_row, STAGES.values())), encoding="utf-8")
     (target / "fields.md").write_text(table(FIELD_HEADINGS, map(field_row, FIELDS.values())), encoding="utf-8")
+    (target / "checks.md").write_text(table(CHECK_HEADINGS, map(check_row, CHECKS)), encoding="utf-8")
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
