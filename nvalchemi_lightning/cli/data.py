@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from nvalchemi_lightning.cli.data_check import check
+from nvalchemi_lightning.cli.data_convert import convert
 from nvalchemi_lightning.cli.data_inspect import inspect
 from nvalchemi_lightning.cli.data_stats import stats
 
@@ -19,5 +20,6 @@ def _group() -> None:
 
 
 app.command("check")(check)
+app.command("convert")(convert)
 app.command("inspect")(inspect)
 app.command("stats")(stats)

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from nvalchemi_lightning.data.checkup.report import Place as Place
     from nvalchemi_lightning.data.checkup.run import check as check
     from nvalchemi_lightning.data.compare import differences as differences
+    from nvalchemi_lightning.data.conversion import Conversion as Conversion
+    from nvalchemi_lightning.data.conversion import convert as convert
     from nvalchemi_lightning.data.dataloader import DataLoader as DataLoader
     from nvalchemi_lightning.data.dataset import Dataset as Dataset
     from nvalchemi_lightning.data.dataset import InMemoryDataset as InMemoryDataset
@@ -28,6 +30,9 @@ if TYPE_CHECKING:
     from nvalchemi_lightning.data.multi_sampler import MultiDatasetBatchSampler as MultiDatasetBatchSampler
     from nvalchemi_lightning.data.multi_sampler import MultiDatasetSampler as MultiDatasetSampler
     from nvalchemi_lightning.data.origins import SampleOrigin as SampleOrigin
+    from nvalchemi_lightning.data.provenance import Provenance as Provenance
+    from nvalchemi_lightning.data.provenance import origin_of as origin_of
+    from nvalchemi_lightning.data.provenance import provenance_of as provenance_of
     from nvalchemi_lightning.data.sampler import EpochSampler as EpochSampler
     from nvalchemi_lightning.data.source import Source as Source
     from nvalchemi_lightning.data.sources import open_source as open_source
@@ -45,6 +50,7 @@ _HOMES = {
     "Batch": "data.batch",
     "CheckReport": "data.checkup.report",
     "CheckedSet": "data.checkup.report",
+    "Conversion": "data.conversion",
     "DataLoader": "data.dataloader",
     "Dataset": "data.dataset",
     "Dialect": "data.dialect",
@@ -59,15 +65,19 @@ _HOMES = {
     "MultiDatasetSampler": "data.multi_sampler",
     "NeighborListTransform": "data.edge_transform",
     "Place": "data.checkup.report",
+    "Provenance": "data.provenance",
     "Reader": "data.zarr_reader",
     "SampleOrigin": "data.origins",
     "Source": "data.source",
     "ZarrArrayConfig": "data.zarr_writer",
     "ZarrWriteConfig": "data.zarr_writer",
     "check": "data.checkup.run",
+    "convert": "data.conversion",
     "differences": "data.compare",
     "inspect_data": "data.inspection",
     "open_source": "data.sources",
+    "origin_of": "data.provenance",
+    "provenance_of": "data.provenance",
     "read_structures": "data.sources",
 }
 """Public name to module; a module is imported when a name of it is first used."""

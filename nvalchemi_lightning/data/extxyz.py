@@ -6,6 +6,7 @@ import bz2
 import gzip
 import lzma
 import re
+import zlib
 from collections.abc import Callable, Iterator
 from io import StringIO
 from itertools import islice
@@ -22,7 +23,7 @@ from nvalchemi_lightning.errors import DataError
 if TYPE_CHECKING:
     from ase import Atoms
 
-__all__ = ["frame_texts", "is_extxyz", "parse_frame"]
+__all__ = ["frame_comments", "frame_texts", "is_extxyz", "parse_frame"]
 
 _OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 
@@ -66,6 +67,15 @@ def frame_texts(path: Path) -> Iterator[str]:
             yield "".join(lines)
 
 
+def frame_comments(path: Path) -> Iterator[str]:
+    """Yield the comment line of each frame, up to the first that is damaged."""
+    try:
+        for text in frame_texts(path):
+            yield text.split("\n", 2)[1]
+    except (DataError, OSError, EOFError, ValueError, lzma.LZMAError, zlib.error):
+        return
+
+
 def _atoms(line: str) -> int:
     if line.startswith("\ufeff"):
         raise DataError("the file begins with a byte-order mark; save it as UTF-8 without one")
@@ -99,7 +109,7 @@ def parse_frame(text: str, dialect: Dialect) -> Atoms:
 
     def comment(line: str) -> dict[str, Any]:
         values: dict[str, Any] = parse(_SIX.sub(expand, line))
-        if "stress" in values:  # ASE would take the upper triangle.
+        if "stress" in values and not np.isnan(values["stress"]).all():  # ASE would take the upper triangle.
             values["stress"] = symmetric_matrix("stress", values["stress"])[0]
         return values
 

@@ -14,7 +14,7 @@ import torch
 from nvalchemi_lightning.data.ase_database import DATABASES, database_rows
 from nvalchemi_lightning.data.atomic_data import AtomicData
 from nvalchemi_lightning.data.dialect import Dialect
-from nvalchemi_lightning.data.extxyz import frame_texts, is_extxyz, parse_frame
+from nvalchemi_lightning.data.extxyz import frame_comments, frame_texts, is_extxyz, parse_frame
 from nvalchemi_lightning.data.findings import Findings
 from nvalchemi_lightning.data.source import Frame, Source, naming
 from nvalchemi_lightning.data.translate import Translator
@@ -76,6 +76,10 @@ class FileSource(Source):
             if load is None:
                 return
             yield Frame(number, partial(read, number, load))
+
+    def comments(self) -> Iterator[str] | None:
+        """Return the comment lines of an extended XYZ file, up to what is damaged."""
+        return frame_comments(self._path) if self._kind == "extxyz" else None
 
     def _read(self, translate: Translator, number: int, load: Callable[[], Atoms]) -> AtomicData:
         with naming(self.name, number):

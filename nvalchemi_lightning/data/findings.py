@@ -82,7 +82,7 @@ class Findings:
             if names and key is not None and not self._has(label):
                 raise LabelNotFoundError(
                     f"{name} has no {label} under the key {key!r}, but {', '.join(sorted(names))} may be it; say "
-                    f"{label}_key={min(names)!r}, or {label}_key=None to go without"
+                    f"{label}_key={min(names)!r} (--{label}-key {min(names)}), or {label}_key=None (none) to go without"
                 )
 
     def check_options(self, dialect: Dialect, name: str) -> None:
@@ -96,17 +96,24 @@ class Findings:
             If a unit, sign or order is given for a label that is nowhere.
         """
         for number in dialect.keep:
-            self._check_key(number, "number to keep", name)
+            self.check_key(number, "number to keep", name)
         for label, key in dialect.keys.items():
             if key is None or self.seen[label]:
                 continue
             if key != _PLAIN.keys[label]:
-                self._check_key(key, label, name)
+                self.check_key(key, label, name)
             self._check_unused(dialect.given(label), label, name)
         if not self._has("stress") and dialect.stress_order != _PLAIN.stress_order:
             self._check_unused(["stress_order"], "stress or virial", name)
 
-    def _check_key(self, key: str, label: str, name: str) -> None:
+    def check_key(self, key: str, label: str, name: str) -> None:
+        """Refuse a key that no structure has.
+
+        Raises
+        ------
+        LabelNotFoundError
+            If it is not among the names.
+        """
         if key not in self.names:
             known = ", ".join(sorted(self.names)) or "nothing"
             raise LabelNotFoundError(
@@ -118,11 +125,31 @@ class Findings:
             raise ConfigurationError(f"{option} is given, but no structure of {name} has a label {label}; leave it out")
 
     def merge(self, other: Findings) -> None:
-        """Add what another source had."""
+        """Add what another source had, or what other frames of this one had."""
         self.frames += other.frames
         self.seen += other.seen
         self.names |= other.names
         self.numbers |= other.numbers
+        for label, names in self.lookalikes.items():
+            names.update(other.lookalikes[label])
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON can hold it."""
+        lookalikes = {label: sorted(names) for label, names in self.lookalikes.items()}
+        sets = {"lookalikes": lookalikes, "names": sorted(self.names), "numbers": sorted(self.numbers)}
+        return {"frames": self.frames, "seen": dict(self.seen), **sets}
+
+    @classmethod
+    def from_json(cls, noted: dict[str, Any]) -> Findings:
+        """Return what :meth:`to_json` was made from."""
+        found = cls()
+        found.frames = noted["frames"]
+        found.seen.update(noted["seen"])
+        found.names.update(noted["names"])
+        found.numbers.update(noted["numbers"])
+        for label, names in found.lookalikes.items():
+            names.update(noted["lookalikes"][label])
+        return found
 
 
 def _lookalikes(label: str, places: LabelPlaces, atoms: int) -> set[str]:

@@ -57,6 +57,10 @@ class Source(ABC):
             If what follows cannot be divided into frames; names the source and the number of the frame.
         """
 
+    def comments(self) -> Iterator[str] | None:
+        """Return what each frame says about its names, read much faster than the frames; None if that is not so."""
+        return None
+
     def __iter__(self) -> Iterator[tuple[int, AtomicData]]:
         """Yield number and structure of every frame."""
         return ((frame.number, frame.read()) for frame in self.frames())

@@ -16,7 +16,7 @@ from nvalchemi_lightning.data.source import Frame, Source
 from nvalchemi_lightning.data.store_source import StoreSource
 from nvalchemi_lightning.errors import DataError
 
-__all__ = ["Frame", "OnError", "Skip", "Source", "SourceLike", "open_source", "read_structures"]
+__all__ = ["Frame", "OnError", "Skip", "Source", "SourceLike", "open_source", "read_structures", "readable"]
 
 OnError: TypeAlias = Literal["raise", "skip"]
 SourceLike: TypeAlias = "Source | str | os.PathLike[str]"
@@ -98,7 +98,21 @@ def read_structures(
         that looks like it; names the source and the frame.
     """
     opened = source if isinstance(source, Source) else open_source(source, dialect)
-    frames, number = opened.frames(), -1
+    yield from readable(opened, 0, on_error, on_skip)
+    opened.findings.check_labels(opened.dialect, opened.name)
+
+
+def readable(
+    source: Source, start: int, on_error: OnError, on_skip: Callable[[Skip], object] | None
+) -> Iterator[tuple[int, AtomicData]]:
+    """Yield number and structure of the frames from ``start`` on; see :func:`read_structures`.
+
+    Raises
+    ------
+    DataError
+        If a frame cannot be read, or there are none at all.
+    """
+    frames, number = source.frames(start), start - 1
     while True:
         number += 1
         try:
@@ -115,5 +129,4 @@ def read_structures(
         else:
             yield number, data
     if not number:
-        raise DataError(f"{opened.name} holds no structures")
-    opened.findings.check_labels(opened.dialect, opened.name)
+        raise DataError(f"{source.name} holds no structures")

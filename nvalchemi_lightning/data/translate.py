@@ -18,7 +18,7 @@ from nvalchemi_lightning.errors import DataError
 if TYPE_CHECKING:
     from ase import Atoms
 
-__all__ = ["ExactEnergies", "Translator", "six_to_matrix"]
+__all__ = ["ExactEnergies", "Translator", "six_to_matrix", "text_of"]
 
 
 class ExactEnergies(AtomicData):
@@ -71,6 +71,7 @@ class Translator:
         self.findings.numbers.update(info)
         for key in self.dialect.keep:
             _keep(data, key, atoms.info.get(key))
+        data._text = {key: value for key, value in atoms.info.items() if isinstance(value, str)}
         return data
 
     def _keys(self) -> list[tuple[str, str]]:
@@ -110,6 +111,15 @@ class Translator:
 def _given(dialect: Dialect, label: str) -> list[str]:
     order = dialect.stress_order != Dialect().stress_order and label == "stress"
     return [*dialect.given(label), *(["stress_order"] if order else [])]
+
+
+def text_of(data: AtomicData) -> Mapping[str, str]:
+    """Return what a file says in words about a structure that was read from it, such as ``config_type``.
+
+    Words are neither collated nor stored; a structure from elsewhere has none.
+    """
+    words: Mapping[str, str] = getattr(data, "_text", {})
+    return words
 
 
 def six_to_matrix(value: Any, dialect: Dialect) -> Any:

@@ -35,7 +35,7 @@ __all__ = ["Appender"]
 
 
 class Appender:
-    """Adds blocks of structures behind those that a store has.
+    """Adds blocks of structures behind those that a store has; commits as often as it is told to.
 
     Blocks write the rows of their fields; pointers, masks and last the attributes, which are what readers believe,
     are written by :meth:`commit`. What an earlier write left behind without a commit is overwritten.
@@ -175,6 +175,8 @@ class Appender:
         self._extend("meta/samples_mask", samples, np.ones(self._rows["system"] - samples, dtype=np.bool_))
         declared: dict[str, Any] = {"num_samples": self._rows["system"], "fields": declared_levels(self._fields)}
         self._group.attrs.update({**declared, **self._reach()})
+        self._committed = dict(self._rows)
+        self._added = {"node": [], "edge": []}
 
     def _reach(self) -> dict[str, float | None]:
         """Return what to note about the cutoff of the stored edges."""

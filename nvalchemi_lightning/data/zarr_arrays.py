@@ -80,7 +80,7 @@ def create_array(
 
 def _options(path: str, config: ZarrWriteConfig) -> ZarrArrayConfig:
     part, _, name = path.partition("/")
-    groups = {"meta": config.meta, "core": config.core, "custom": config.custom}
+    groups = {"meta": config.meta, "core": config.core, "custom": config.custom, "origin": config.meta}
     return config.field_overrides.get(name, groups[part])
 
 
