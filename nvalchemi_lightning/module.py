@@ -331,12 +331,14 @@ class AlchemiModule(EvaluatingModule):
     def close_epoch(self) -> None:
         """Advance the epoch counter if the pass reached the end of its loader."""
         self._progress.close_epoch()
+        validation, resume = self._validation, self.recipe.resume
+        if self._progress.epoch_closed and validation is not None and validation.due_after_epoch(self.recipe.counters):
+            resume.validation_due |= resume.validated_at != self.recipe.step_count
 
     def on_train_epoch_end(self) -> None:
         """Validate if an epoch makes it due, and end the run if the target is reached."""
-        validation = self._validation
-        if self._progress.epoch_closed and validation is not None and validation.due_after_epoch(self.recipe.counters):
-            self._validate_now()
+        if self.recipe.resume.validation_due:
+            _lightning.run_validation(self.trainer)
         self.recipe.requests.run_deferred()
         if self.trainer.should_stop and _lightning.can_stop_early(self.trainer):
             self.recipe.stop("the Trainer was asked to stop")

@@ -37,6 +37,11 @@ class EvaluatingModule(LightningModule):
         self._evaluation: Any = None
         self._validating_by_hand = False
 
+    @property
+    def validates(self) -> bool:
+        """Whether the run has validation data, of the recipe or of the Trainer."""
+        return self._validation is not None
+
     def validate_by_hand(self) -> None:
         """Validate at the wish of a hook: a pass that steps no scheduler."""
         self._validating_by_hand = True

@@ -28,7 +28,7 @@ from nvalchemi_lightning.checkpoint.layout import (
 )
 from nvalchemi_lightning.errors import ConfigurationError, StoreError
 
-__all__ = ["Stored", "latest_index", "read"]
+__all__ = ["Stored", "latest_index", "read", "recorded_metrics"]
 
 # What torch.load raises on a file that is cut short, foreign or not safe to load.
 _UNSAFE: type[Exception] = torch.serialization.pickle.UnpicklingError  # type: ignore[attr-defined]
@@ -179,6 +179,24 @@ def _read_record(root: Path, index: int) -> dict[str, Any] | None:
     if any(PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts for name in files):
         raise StoreError(f"{path} is damaged: it lists files outside {root}")
     return record
+
+
+def recorded_metrics(root: Path, index: int) -> dict[str, float]:
+    """Return the numbers of the validation that a checkpoint was saved with; empty where there was none.
+
+    Parameters
+    ----------
+    root : Path
+        The folder of checkpoints.
+    index : int
+        Which one; one that is damaged has none.
+    """
+    try:
+        record = _read_record(root, index) or {}
+    except StoreError:
+        return {}
+    metrics = record.get("metrics", {})
+    return {name: value for name, value in metrics.items() if isinstance(value, int | float)}
 
 
 def _read_object(path: Path) -> dict[str, Any]:

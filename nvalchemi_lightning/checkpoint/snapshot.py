@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
+from torch import Tensor
+
 from nvalchemi_lightning.checkpoint.layout import component_names
 from nvalchemi_lightning.checkpoint.reference_names import in_reference_names
-from nvalchemi_lightning.checkpoint.states import copied, hook_states, model_state, optimized_names
+from nvalchemi_lightning.checkpoint.states import Hold, copied, hook_states, model_state, optimized_names
 from nvalchemi_lightning.errors import ConfigurationError
-from nvalchemi_lightning.optim import OptSchedPair
+from nvalchemi_lightning.optim import OptSchedPair, summary_numbers
 from nvalchemi_lightning.specs import BaseSpec, create_model_spec
 from nvalchemi_lightning.specs.model_spec import model_spec
 from nvalchemi_lightning.strategy_spec import checkpoint_dict, require_json
@@ -37,6 +40,8 @@ class Snapshot:
         Rank to its `ResumePoint` state.
     associations : dict
         Per model its optimizers and schedulers, as ``manifest.json`` has it.
+    metrics : dict of str to float
+        The validation of these weights; empty if there was none.
     """
 
     strategy: dict[str, Any]
@@ -45,9 +50,10 @@ class Snapshot:
     hooks: dict[str, Any]
     resume: dict[int, Any]
     associations: dict[str, Any]
+    metrics: dict[str, float]
 
 
-def take_snapshot(strategy: Any, ranks: Mapping[int, Any] | None = None) -> Snapshot:
+def take_snapshot(strategy: Any, ranks: Mapping[int, Any] | None = None, hold: Hold | None = None) -> Snapshot:
     """Copy the state of a strategy.
 
     Parameters
@@ -56,6 +62,8 @@ def take_snapshot(strategy: Any, ranks: Mapping[int, Any] | None = None) -> Snap
         Anything with its fields and methods. Optimizers that do not exist yet are built.
     ranks : mapping of int to mapping, optional
         The state of ``strategy.resume`` on every rank. Default: that of this process, as rank 0.
+    hold : callable, optional
+        Copies a tensor, given its place; default: into new memory.
 
     Raises
     ------
@@ -71,13 +79,26 @@ def take_snapshot(strategy: Any, ranks: Mapping[int, Any] | None = None) -> Snap
     snapshot = Snapshot(
         strategy=in_reference_names(checkpoint_dict(strategy)),
         specs=in_reference_names({component: spec.model_dump() for component, spec in specs.items()}),
-        states={component: copied(state, component) for component, state in live.items()},
-        hooks=hook_states(strategy.hooks),
+        states={component: copied(state, component, hold) for component, state in live.items()},
+        hooks=hook_states(strategy.hooks, hold),
         resume=copied(ranks or {0: strategy.resume.state()}, "resume"),
         associations=_associations(strategy, pairs),
+        metrics=_metrics(strategy),
     )
     require_json(snapshot.specs, "specs")
     return snapshot
+
+
+def _metrics(strategy: Any) -> dict[str, float]:
+    """Return the numbers of the validation of these very weights, if there was one."""
+    if strategy.last_validation is None or strategy.resume.validated_at != strategy.step_count:
+        return {}
+    numbers = {name: value for name, value in summary_numbers(strategy.last_validation).items() if _is_number(value)}
+    return {name: float(value) for name, value in numbers.items() if math.isfinite(value)}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Tensor | int | float) and not isinstance(value, bool)
 
 
 def require_savable(strategy: Any) -> dict[str, BaseSpec]:

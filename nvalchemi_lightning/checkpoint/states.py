@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -14,10 +14,21 @@ from nvalchemi_lightning.checkpoint.reference_names import in_own_names, in_refe
 from nvalchemi_lightning.errors import ConfigurationTypeError
 from nvalchemi_lightning.runtime import iter_qualified_named_parameters, unwrap_model
 
-__all__ = ["copied", "hook_states", "keyed_hooks", "load_hook_states", "model_state", "optimized_names", "plain_name"]
+__all__ = [
+    "Hold",
+    "copied",
+    "hook_states",
+    "keyed_hooks",
+    "load_hook_states",
+    "model_state",
+    "optimized_names",
+    "plain_name",
+]
 
 _PLAIN = (bool, int, float, str, bytes, complex, torch.Size, torch.dtype, torch.device, type(None))
 _COMPILED = "_orig_mod."
+
+Hold: TypeAlias = Callable[[Tensor, str], Tensor]
 
 
 def model_state(model: nn.Module) -> dict[str, Any]:
@@ -85,13 +96,15 @@ def _flat(hooks: Any) -> Iterator[Any]:
         yield hook
 
 
-def hook_states(hooks: Any) -> dict[str, Any]:
+def hook_states(hooks: Any, hold: Hold | None = None) -> dict[str, Any]:
     """Return copies of the states of all hooks that have one, keyed as files have it.
 
     Parameters
     ----------
     hooks : iterable
         All hooks in order.
+    hold : callable, optional
+        Copies a tensor, given its place; default: into new memory.
 
     Raises
     ------
@@ -101,7 +114,7 @@ def hook_states(hooks: Any) -> dict[str, Any]:
     states = {}
     for key, hook in keyed_hooks(hooks).items():
         path, _, occurrence = key.rpartition(":")
-        state = copied(hook.state_dict(), f"hook {type(hook).__name__}:{occurrence}")
+        state = copied(hook.state_dict(), f"hook {type(hook).__name__}:{occurrence}", hold)
         if state:  # Lightning callbacks return an empty mapping when there is nothing to keep
             states[f"{in_reference_names(path)}:{occurrence}"] = state
     return states
@@ -138,7 +151,7 @@ def load_hook_states(hooks: Any, saved: Mapping[str, Any]) -> None:
         )
 
 
-def copied(value: Any, where: str) -> Any:
+def copied(value: Any, where: str, hold: Hold | None = None) -> Any:
     """Return a deep copy on the CPU, made of nothing but what ``weights_only`` loading accepts.
 
     Parameters
@@ -147,6 +160,8 @@ def copied(value: Any, where: str) -> Any:
         The state of a model, an optimizer, a schedule or a hook.
     where : str
         How messages name it.
+    hold : callable, optional
+        Copies a tensor, given its place; default: into new memory.
 
     Raises
     ------
@@ -154,15 +169,15 @@ def copied(value: Any, where: str) -> Any:
         If it holds anything else; it names the place.
     """
     if isinstance(value, Tensor):
-        return value.detach().to("cpu", copy=True)
+        return value.detach().to("cpu", copy=True) if hold is None else hold(value, where)
     if type(value) in _PLAIN:
         return value
     if isinstance(value, float):  # a number of numpy
         return float(value)
     if isinstance(value, Mapping):
-        return {_key(key, where): copied(item, f"{where}[{key!r}]") for key, item in value.items()}
+        return {_key(key, where): copied(item, f"{where}[{key!r}]", hold) for key, item in value.items()}
     if isinstance(value, list | tuple | set) and type(value) in (list, tuple, set):
-        return type(value)(copied(item, f"{where}[{i}]") for i, item in enumerate(value))
+        return type(value)(copied(item, f"{where}[{i}]", hold) for i, item in enumerate(value))
     raise ConfigurationTypeError(
         f"{where} is a {type(value).__qualname__}, which a checkpoint cannot hold: safe loading "
         "(weights_only=True) would refuse it; keep tensors, numbers, text and containers of them"

@@ -70,6 +70,7 @@ def write(root: str | Path, snapshot: Snapshot, index: int = -1) -> int:
             record = {
                 "version": version("nvalchemi-lightning"),
                 "weights": _weights(snapshot),
+                "metrics": snapshot.metrics,
                 "files": hashes,
                 "manifest": manifest,
             }

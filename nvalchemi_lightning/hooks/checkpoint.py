@@ -9,11 +9,14 @@ from typing import Any, ClassVar
 
 from pydantic import Field, PrivateAttr, model_validator
 
+from nvalchemi_lightning.checkpoint.buffers import HostBuffers
+from nvalchemi_lightning.checkpoint.pruning import retain
 from nvalchemi_lightning.checkpoint.reading import latest_index
 from nvalchemi_lightning.checkpoint.snapshot import Snapshot, require_savable, take_snapshot
 from nvalchemi_lightning.checkpoint.writing import write
 from nvalchemi_lightning.context import TrainContext
-from nvalchemi_lightning.errors import ConfigurationError, TrainingStateError
+from nvalchemi_lightning.errors import AlchemiError, ConfigurationError, TrainingStateError
+from nvalchemi_lightning.hooks.saving_at_exit import FOLLOWED_STAGES, SavingAtExit
 from nvalchemi_lightning.resume import gather_from_ranks
 from nvalchemi_lightning.stages import TrainingStage
 from nvalchemi_lightning.strategy_spec import checkpoint_dict
@@ -42,19 +45,33 @@ class CheckpointHook(StrictModel):
     rank_zero_only : bool
         Let only rank 0 write. With False every rank writes, rank r > 0 into the sub-folder ``rank_<r>``: for folders
         that are local to a node.
+    keep_last : int, optional
+        After a save, remove all checkpoints of the folder but so many of the newest.
+    keep_best : str, optional
+        A number of the validation summary, such as ``"total_loss"`` or ``"forces_mae"``: the checkpoint with the
+        smallest is kept too. Only a checkpoint that is saved right after a validation has one. Alone, it keeps the
+        best and the newest.
+    save_on_exit : bool
+        Save at the end of a run as well, also at one that fails, unless that state is saved already. SIGINT and
+        SIGTERM then end the run after the present batch; the second SIGINT interrupts at once. Default False.
     last_checkpoint_index : int, optional
         The index that was written last, >= 0; kept up to date by the hook.
 
     Raises
     ------
     pydantic.ValidationError
-        If not exactly one interval is given, or one is not positive.
+        If not exactly one interval is given, or a number is not positive.
+    ConfigurationError
+        Before a run with ``keep_best``, if there is no validation.
 
     Notes
     -----
     When a validation is due at the same point, the checkpoint is written after it and after the schedulers that
     listen to it. Before the first batch the recipe is written once in memory, so a strategy that cannot be saved
     fails there and not at the first checkpoint.
+
+    A run that fails between the backward pass and the end of its batch is not saved at its exit, because the weights
+    may be half updated. One that fails earlier in a batch is saved as it was before the batch.
 
     Examples
     --------
@@ -69,12 +86,17 @@ class CheckpointHook(StrictModel):
     epoch_interval: int | None = Field(default=None, gt=0)
     async_save: bool = True
     rank_zero_only: bool = True
+    keep_last: int | None = Field(default=None, gt=0)
+    keep_best: str | None = Field(default=None, min_length=1)
+    save_on_exit: bool = False
     last_checkpoint_index: int | None = Field(default=None, ge=0)
 
     _writer: ThreadPoolExecutor | None = PrivateAttr(default=None)
     _pending: Future[None] | None = PrivateAttr(default=None)
     _seen_steps: int = PrivateAttr(default=0)
     _checked: int | None = PrivateAttr(default=None)
+    _buffers: HostBuffers = PrivateAttr(default_factory=HostBuffers)
+    _exit: SavingAtExit = PrivateAttr(default_factory=SavingAtExit)
 
     def __init__(self, checkpoint_dir: Any = _MISSING, **fields: Any) -> None:
         given = {} if checkpoint_dir is _MISSING else {"checkpoint_dir": checkpoint_dir}
@@ -95,13 +117,20 @@ class CheckpointHook(StrictModel):
             require_savable(strategy)
             checkpoint_dict(strategy)
             self._checked = id(strategy)
+        if self.keep_best is not None and not _validates(strategy):
+            raise ConfigurationError(
+                f"CheckpointHook(keep_best={self.keep_best!r}) compares validations, but there is none; set "
+                "validation_config, or leave keep_best out"
+            )
+        self._exit.begin(strategy)
         self._seen_steps = strategy.step_count
         newest = latest_index(self.checkpoint_dir)
         if newest >= 0:
             self.last_checkpoint_index = newest
 
     def _runs_on_stage(self, stage: TrainingStage) -> bool:
-        return stage in (TrainingStage.AFTER_BATCH, TrainingStage.AFTER_EPOCH)
+        saving = stage in (TrainingStage.AFTER_BATCH, TrainingStage.AFTER_EPOCH)
+        return saving or (self.save_on_exit and stage in FOLLOWED_STAGES)
 
     def __call__(self, ctx: TrainContext, stage: TrainingStage) -> None:
         """Save if it is time, once the present point of the loop is over.
@@ -113,6 +142,8 @@ class CheckpointHook(StrictModel):
         OSError
             If an earlier background write failed.
         """
+        if self.save_on_exit:
+            self._exit.follow(ctx, stage)
         self._report()
         if not self._due(ctx, stage):
             return
@@ -139,16 +170,20 @@ class CheckpointHook(StrictModel):
         ranks = gather_from_ranks(workflow.resume.state())
         if self.rank_zero_only and rank != 0:
             return
-        folder = self.checkpoint_dir if rank == 0 else self.checkpoint_dir / f"rank_{rank}"
         self._wait()
-        snapshot = take_snapshot(workflow, ranks)
+        snapshot = take_snapshot(workflow, ranks, self._buffers)
+        self._exit.saved(workflow)
         if self._writer is None:
-            self._write(folder, snapshot)
+            self._write(self._folder(rank), snapshot)
         else:
-            self._pending = self._writer.submit(self._write, folder, snapshot)
+            self._pending = self._writer.submit(self._write, self._folder(rank), snapshot)
+
+    def _folder(self, rank: int) -> Path:
+        return self.checkpoint_dir if rank == 0 else self.checkpoint_dir / f"rank_{rank}"
 
     def _write(self, folder: Path, snapshot: Snapshot) -> None:
         self.last_checkpoint_index = write(folder, snapshot)
+        retain(folder, self.keep_last, self.keep_best)
 
     def _report(self) -> None:
         """Raise the error of a background write that has ended."""
@@ -169,16 +204,34 @@ class CheckpointHook(StrictModel):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Wait for the pending write; its failure becomes a note on an error that is under way."""
+        """Wait for the pending write, and save; a failure becomes a note on an error that is under way."""
+        self._exit.stop_listening()
         writer, self._writer = self._writer, None
         if writer is not None:
             writer.shutdown()
         failure = self._pending.exception() if self._pending is not None else None
         self._pending = None
+        if self.save_on_exit and failure is None:
+            failure = self._save_at_exit(error)
         if failure is not None and error is None:
             raise failure
         if failure is not None:
             error.add_note(f"A checkpoint could not be written either: {failure!r}")  # type: ignore[union-attr]
+
+    def _save_at_exit(self, error: BaseException | None) -> Exception | None:
+        """Save the state that is not saved yet; return what kept it from being written."""
+        workflow, ranks = self._exit.unsaved(error)
+        if ranks is None or (self.rank_zero_only and self._exit.rank != 0):
+            return None
+        try:
+            self._write(self._folder(self._exit.rank), take_snapshot(workflow, ranks, self._buffers))
+        except (OSError, AlchemiError) as failure:
+            return failure
+        return None
+
+
+def _validates(strategy: Any) -> bool:
+    return strategy.validation_config is not None if strategy.running is None else strategy.running.validates
 
 
 def _at_once(action: Any) -> None:

@@ -10,6 +10,7 @@ from nvalchemi_lightning.optim.stepping import (
     step_lr_schedulers,
     step_metric_schedulers,
     step_optimizers,
+    summary_numbers,
     zero_gradients,
 )
 from nvalchemi_lightning.runtime import iter_qualified_named_parameters
@@ -28,6 +29,7 @@ __all__ = [
     "step_lr_schedulers",
     "step_metric_schedulers",
     "step_optimizers",
+    "summary_numbers",
     "uses_validation_metric",
     "zero_gradients",
 ]

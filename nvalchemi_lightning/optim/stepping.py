@@ -29,6 +29,7 @@ __all__ = [
     "step_lr_schedulers",
     "step_metric_schedulers",
     "step_optimizers",
+    "summary_numbers",
     "zero_gradients",
 ]
 
@@ -174,7 +175,7 @@ def require_metric(key: str, numbers: Collection[str]) -> None:
 def _metric(adapter: SchedulerMetricAdapter | None, summary: Mapping[str, Any]) -> float:
     key = "total_loss" if adapter is None else adapter
     if isinstance(key, str):
-        numbers = _numbers(summary)
+        numbers = summary_numbers(summary)
         require_metric(key, numbers)
         value = numbers[key]
     else:
@@ -191,7 +192,13 @@ def _metric(adapter: SchedulerMetricAdapter | None, summary: Mapping[str, Any]) 
     return metric
 
 
-def _numbers(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries of a summary, and what it nests, by the names that logs use."""
+def summary_numbers(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entries of a validation summary, and what it nests, by the names that logs use.
+
+    Parameters
+    ----------
+    summary : mapping
+        The validation summary.
+    """
     top = {key: value for key, value in summary.items() if not isinstance(value, Mapping)}
     return {**summary.get("per_component_unweighted", {}), **summary.get("metrics", {}), **top}

@@ -75,6 +75,9 @@ def test_fields_and_defaults() -> None:
         "epoch_interval": None,
         "async_save": True,
         "rank_zero_only": True,
+        "keep_last": None,
+        "keep_best": None,
+        "save_on_exit": False,
         "last_checkpoint_index": None,
     }
     assert CheckpointHook(checkpoint_dir="runs/x", epoch_interval=1).epoch_interval == 1
@@ -410,7 +413,7 @@ def test_a_workflow_without_later_saves_at_once(root: Path, monkeypatch: pytest.
     ctx = what.context(None)
     ctx.workflow = Plain(what)
     saved = []
-    monkeypatch.setattr(module, "take_snapshot", lambda workflow, ranks: saved.append(workflow))
+    monkeypatch.setattr(module, "take_snapshot", lambda workflow, ranks, hold: saved.append(workflow))
     monkeypatch.setattr(module, "write", lambda folder, snapshot: 4)
     hook = CheckpointHook(root, step_interval=2, async_save=False)
     hook(ctx, TrainingStage.AFTER_BATCH)

@@ -1,0 +1,101 @@
+"""Which checkpoints stay when new ones come."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from checkpoint_rigs import batches, contents, rebuilt, run, strategy
+from pydantic import ValidationError
+
+from nvalchemi_lightning.checkpoint import save
+from nvalchemi_lightning.checkpoint.layout import indices, record_file
+from nvalchemi_lightning.checkpoint.pruning import best_index, prune, retain
+from nvalchemi_lightning.checkpoint.reading import recorded_metrics
+from nvalchemi_lightning.errors import ConfigurationError
+from nvalchemi_lightning.hooks import CheckpointHook
+from nvalchemi_lightning.validation import ValidationConfig
+
+LOSSES = (5.0, 1.0, 3.0, 1.0, 4.0)
+
+
+def validating(**cadence: Any) -> ValidationConfig:
+    return ValidationConfig(validation_data=batches(1, seed=7), **(cadence or {"every_n_steps": 1}))
+
+
+class Scripted(CheckpointHook):
+    """Write down the losses of a script instead of those of the validation."""
+
+    def _write(self, folder: Path, snapshot: Any) -> None:
+        snapshot.metrics["total_loss"] = LOSSES[snapshot.strategy["runtime_state"]["step_count"] - 1]
+        super()._write(folder, snapshot)
+
+
+@pytest.mark.parametrize("async_save", [True, False])
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [
+        ({}, [0, 1, 2, 3, 4]),
+        ({"keep_last": 2}, [3, 4]),
+        ({"keep_last": 9}, [0, 1, 2, 3, 4]),
+        # of two equal ones the newer
+        ({"keep_best": "total_loss"}, [3, 4]),
+        ({"keep_best": "total_loss", "keep_last": 1}, [3, 4]),
+        ({"keep_best": "total_loss", "keep_last": 3}, [2, 3, 4]),
+    ],
+)
+def test_what_stays(root: Path, options: dict[str, Any], kept: list[int], async_save: bool) -> None:
+    hook = Scripted(root, step_interval=1, async_save=async_save, **options)
+    run(strategy(num_steps=5, validation_config=validating(), hooks=[hook]))
+    assert indices(root) == kept
+    assert [rebuilt(root, index).step_count for index in kept] == [index + 1 for index in kept]
+    leftover = {name for name in contents(root) for gone in {0, 1, 2, 3, 4} - {*kept} if name.endswith(f"/{gone}.pt")}
+    assert not leftover
+
+
+def test_the_best_is_known_after_a_restart(root: Path) -> None:
+    hook = Scripted(root, step_interval=1, keep_best="total_loss")
+    run(strategy(num_steps=3, validation_config=validating(), hooks=[hook]))
+    assert indices(root) == [1, 2]
+    again = Scripted(root, step_interval=1, keep_best="total_loss")
+    what = rebuilt(root, validation_config=validating(), hooks=[again], num_steps=5)
+    run(what)
+    assert indices(root) == [3, 4]
+
+
+def test_metrics_are_those_of_the_saved_weights(root: Path) -> None:
+    what = strategy(num_steps=4, validation_config=validating(every_n_steps=2), hooks=[])
+    hook = CheckpointHook(root, step_interval=1)
+    what.register_hook(hook)
+    run(what)
+    assert [bool(recorded_metrics(root, index)) for index in range(4)] == [False, True, False, True]
+    assert recorded_metrics(root, 3)["total_loss"] == pytest.approx(float(what.last_validation["total_loss"]), rel=0)
+    assert "EnergyMSELoss" in recorded_metrics(root, 3)
+
+
+def test_the_best_needs_a_validation(root: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"CheckpointHook\(keep_best='total_loss'\) compares validations, but"):
+        run(strategy(hooks=[CheckpointHook(root, step_interval=1, keep_best="total_loss")]))
+
+
+@pytest.mark.parametrize("options", [{"keep_last": 0}, {"keep_best": ""}])
+def test_wrong_options(options: Any) -> None:
+    with pytest.raises(ValidationError, match=next(iter(options))):
+        CheckpointHook("x", step_interval=1, **options)
+
+
+def test_pruning_by_hand(root: Path) -> None:
+    what = strategy()
+    for _ in range(4):
+        save(what, root)
+    assert prune(root, [1]) == [0, 2]  # the newest stays unasked
+    assert indices(root) == [1, 3]
+    assert retain(root, None, None) == []
+    assert best_index(root, "total_loss") is None
+
+
+def test_a_damaged_record_has_no_metrics(root: Path) -> None:
+    save(strategy(), root)
+    (root / record_file(0)).write_text("{")
+    assert recorded_metrics(root, 0) == {}
