@@ -55,7 +55,7 @@ class HookedRecipe(CountedRecipe):
 
     @model_validator(mode="after")
     def _check_hooks(self) -> HookedRecipe:
-        HookRegistry.check_together(hook for hook in self.hooks if not _is_lightning_callback(hook))
+        HookRegistry.on_trial(hook for hook in self.hooks if not _is_lightning_callback(hook))
         self.check_accumulation()
         return self
 
@@ -95,7 +95,7 @@ class HookedRecipe(CountedRecipe):
         return HookRegistry()
 
     @cached_property
-    def lifecycle(self) -> HookLifecycle:
+    def scope(self) -> HookLifecycle:
         """The context that enters and leaves the hooks."""
         return HookLifecycle(self.registry)
 
@@ -141,7 +141,7 @@ class HookedRecipe(CountedRecipe):
         before = self.registry.register(hook, stage, workflow=self)
         with ExitStack() as undo:
             undo.callback(self.registry.restore, before)
-            self.lifecycle.add(hook)
+            self.scope.add(hook)
             undo.pop_all()
         policy = self.registry.policy
         self.hooks[:] = [policy if isinstance(known, TrainingUpdateOrchestrator) else known for known in self.hooks]

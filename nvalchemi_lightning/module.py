@@ -222,7 +222,7 @@ class AlchemiModule(EvaluatingModule):
     def open_run(self, stage: str) -> None:
         """Enter the hooks and move the models, before ``SETUP`` fires."""
         self._open = ExitStack()
-        self._open.enter_context(self.recipe.lifecycle)
+        self._open.enter_context(self.recipe.scope)
         self._open.callback(self.recipe.tell_of_new_hooks, None)
         self._open.callback(setattr, self.recipe, "running", None)
         self.recipe.running = self

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from nvalchemi_lightning.context import TrainContext
 from nvalchemi_lightning.errors import ConfigurationError, ConfigurationTypeError, UnknownNameError, nearest
 from nvalchemi_lightning.hooked import HookedRecipe
+from nvalchemi_lightning.lifecycle import Lifecycle
 from nvalchemi_lightning.losses import (
     ComposedLossFunction,
     as_composed_loss,
@@ -168,6 +169,13 @@ class TrainingRecipe(HookedRecipe):
         if not isinstance(self.inference_model, nn.ModuleDict):
             self.inference_model = nn.ModuleDict()
         self.inference_model[model_key] = module
+
+    def lifecycle(self) -> Lifecycle:
+        """Return the order of a run as it is resolved now: stages, their hooks and owners, and how often they act.
+
+        ``print(strategy.lifecycle())`` shows a table.
+        """
+        return Lifecycle.of(self.registry, self.validation_config)
 
     def set_optimizer_parameter_filter(self, names: Iterable[str] | None) -> None:
         """Let only these parameters (``"<model>.<parameter>"``) enter optimizers; None clears the filter."""

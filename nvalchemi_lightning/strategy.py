@@ -104,7 +104,7 @@ class TrainingStrategy(TrainingRecipe):
             Moved to the training device first.
         """
         self._refuse_nesting("train_batch")
-        with self.lifecycle:
+        with self.scope:
             self.prepare_hooks()
             move_to_devices(self.models, self.devices)
             self.registry.fire(TrainingStage.SETUP, self.context(None))
@@ -198,13 +198,13 @@ class TrainingStrategy(TrainingRecipe):
 
     def __enter__(self) -> TrainingStrategy:
         """Enter the hooks for several calls of `train_batch` or `run`."""
-        self.lifecycle.__enter__()
+        self.scope.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.lifecycle.__exit__(kind, error, trace)
+        self.scope.__exit__(kind, error, trace)
 
     def _trainer_options(self, options: dict[str, Any]) -> dict[str, Any]:
         device = self.devices[0]

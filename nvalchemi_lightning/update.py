@@ -172,7 +172,7 @@ class UpdateOwner:
         """
         claimant, policy = self._registry.claimant(TrainingStage.DO_OPTIMIZER_STEP), self._registry.policy
         if claimant is None:
-            self._registry.stage = TrainingStage.DO_OPTIMIZER_STEP
+            self._registry.fire(TrainingStage.DO_OPTIMIZER_STEP, ctx)
             stepped = self._step_all(None)
         elif policy is not None and claimant is policy:
             self._registry.fire(TrainingStage.DO_OPTIMIZER_STEP, ctx)

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from nvalchemi_lightning.cli import data
+from nvalchemi_lightning.cli import data, stages
 from nvalchemi_lightning.errors import AlchemiError
 
 __all__ = ["DID_NOT_WORK", "WRONG_INPUT", "main"]
@@ -32,6 +32,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(data.app, name="data")
+app.command(name="stages")(stages.stages)
 
 
 @app.callback()

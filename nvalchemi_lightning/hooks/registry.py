@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
 from typing import Any
 
@@ -13,7 +13,11 @@ from nvalchemi_lightning.hooks.protocol import Hook
 from nvalchemi_lightning.hooks.update import TrainingUpdateHook, TrainingUpdateOrchestrator, fold
 from nvalchemi_lightning.stages import REPLACEMENT_STAGES, STAGES, TrainingStage
 
-__all__ = ["HookRegistry", "runs_on", "stray_stop_iteration"]
+__all__ = ["HookRegistry", "Watcher", "runs_on", "stray_stop_iteration"]
+
+
+Watcher = Callable[[TrainingStage, TrainContext, Any], None]
+"""Takes the stage, the context, and the hook that is called next, or None for the stage itself."""
 
 
 def stray_stop_iteration(where: str) -> TrainingStateError:
@@ -44,6 +48,8 @@ class HookRegistry:
         Validation passes so far, for the frequency of hooks at ``AFTER_VALIDATION``. The evaluation counts them.
     policy : TrainingUpdateOrchestrator or None
         All update hooks in one, at the position of the first of them.
+    watcher : callable or None
+        Told of every stage that fires, and of every hook that is about to be called there.
     """
 
     def __init__(self) -> None:
@@ -52,6 +58,7 @@ class HookRegistry:
         self.validations = 0
         self.stage: TrainingStage | None = None
         self.policy: TrainingUpdateOrchestrator | None = None
+        self.watcher: Watcher | None = None
 
     def __iter__(self) -> Iterator[Hook]:
         return iter(self._hooks)
@@ -74,12 +81,16 @@ class HookRegistry:
         A validation forward ignores ``frequency``: a hook that prepares inputs must not miss a batch there.
         """
         self.stage = stage
-        hooks = self._table[stage]
+        hooks, watcher = self._table[stage], self.watcher
+        if watcher is not None:
+            watcher(stage, ctx, None)
         if not hooks:
             return
         count = 0 if ctx.validating else self._count(stage, ctx)
         for hook in hooks:
             if count % hook.frequency == 0:
+                if watcher is not None:
+                    watcher(stage, ctx, hook)
                 try:
                     hook(ctx, stage)
                 except StopIteration as error:
@@ -136,8 +147,8 @@ class HookRegistry:
         self._hold(list(hooks))
 
     @classmethod
-    def check_together(cls, hooks: Iterable[Hook | TrainingUpdateHook]) -> None:
-        """Check hooks as if they were registered one after the other; none of them is told or changed.
+    def on_trial(cls, hooks: Iterable[Hook | TrainingUpdateHook]) -> HookRegistry:
+        """Return a registry as if hooks were registered one after the other; none of them is told or changed.
 
         Raises
         ------
@@ -148,6 +159,7 @@ class HookRegistry:
         for hook in hooks:
             trial._check(hook, None)
             trial._hold(trial._joined(hook))
+        return trial
 
     def _joined(self, hook: Any) -> list[Hook]:
         """Return the hooks with one more; update hooks share the place of the first of them."""

@@ -269,7 +269,7 @@ def golden(text: str) -> list[Row]:
 
 def assert_usable(what: Any) -> None:
     """The guards are gone and hooks are left: anybody may use the optimizers, and a gradient may accumulate."""
-    assert not what.lifecycle.active
+    assert not what.scope.active
     for model in what.models.values():
         for parameter in model.parameters():
             parameter.requires_grad_(True)

@@ -227,7 +227,7 @@ def test_a_failing_exit_fails_the_run_and_leaves_the_others() -> None:
     with pytest.raises(BoomError, match="exit b"):
         run(what, batches(1))
     assert [entry for entry in log if "exit" in entry] == ["exit b", "exit[BoomError] a"]
-    assert not what.lifecycle.active
+    assert not what.scope.active
 
 
 def test_a_failing_exit_after_a_failure_keeps_both() -> None:

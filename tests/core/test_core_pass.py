@@ -144,7 +144,7 @@ def test_every_mode_is_restored_after_a_failure(door: str) -> None:
     with pytest.raises(ZeroDivisionError, match="in the callback"):
         what.validate() if door == "validate" else run(what, batches(1))
     assert [module.training for module in model.modules()] == before
-    assert not what.lifecycle.active
+    assert not what.scope.active
 
 
 def test_a_pass_changes_no_weight_and_no_gradient() -> None:

@@ -204,7 +204,7 @@ def test_a_hook_that_cannot_be_entered_is_forgotten() -> None:
 
 def test_the_registry_alone_checks_a_list_without_telling_anybody() -> None:
     hook = Told()
-    HookRegistry.check_together([hook, Noting(), At(Stage.AFTER_BATCH, print)])
+    HookRegistry.on_trial([hook, Noting(), At(Stage.AFTER_BATCH, print)])
     assert hook.log == []
 
 
