@@ -12,6 +12,7 @@ from torch import Tensor
 
 from nvalchemi_lightning.data.atomic_data import AtomicData
 from nvalchemi_lightning.data.fields import FIELDS
+from nvalchemi_lightning.data.structure_weights import notice_weights
 from nvalchemi_lightning.errors import DataError, LabelNotFoundError, nearest
 
 if TYPE_CHECKING:
@@ -266,6 +267,7 @@ def info_numbers(info: Mapping[str, Any], keys: Mapping[str, str | None]) -> dic
         array = _array(value)
         if key != "charge" and key not in keys.values() and array.dtype.kind in "iuf":
             numbers[key] = torch.tensor(array.astype(array.dtype.newbyteorder("=")))
+    notice_weights(numbers)
     return numbers
 
 

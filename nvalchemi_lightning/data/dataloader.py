@@ -13,6 +13,7 @@ from nvalchemi_lightning.data.batch import Batch
 from nvalchemi_lightning.data.dataset import InMemoryDataset
 from nvalchemi_lightning.data.reading import BatchReader, BatchSource, Request
 from nvalchemi_lightning.data.sampler import Epoch, EpochSampler, rank_and_world
+from nvalchemi_lightning.data.structure_weights import notice_weights
 from nvalchemi_lightning.data.transforms import BatchTransform, check_transforms, mixed_seed
 from nvalchemi_lightning.errors import ConfigurationError, ConfigurationTypeError
 
@@ -156,6 +157,8 @@ class DataLoader(torch.utils.data.DataLoader[Batch]):
         seed = mixed_seed(self.seed, epoch)
         requests = (Request(seed, indices) for indices in self._remaining(epoch))
         for batch in self._reader_of(epoch).read(requests):
+            if not self._drawn:
+                notice_weights(batch.field_levels)
             self._drawn += 1
             yield batch
 
