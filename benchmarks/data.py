@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -118,13 +118,25 @@ def ethanol_edges() -> float:
     return 1e3 * lower_decile(times)
 
 
+class Reading(NamedTuple):
+    """Both clocks at a moment."""
+
+    wall: float
+    cpu: float
+
+    @classmethod
+    def now(cls) -> Reading:
+        """Read the clocks of the wall and of this thread."""
+        return cls(time.perf_counter(), time.thread_time())
+
+
 class Clocked:
     """A loader that notes how long each batch is waited for, and how long the step after it takes."""
 
     def __init__(self, loader: DataLoader) -> None:
         self._loader = loader
-        self.waited: list[float] = []
-        self.stepped: list[float] = []
+        self._waited: list[Reading] = []
+        self._stepped: list[Reading] = []
 
     def __len__(self) -> int:
         return len(self._loader)
@@ -132,22 +144,25 @@ class Clocked:
     def __iter__(self) -> Iterator[Batch]:
         batches = iter(self._loader)
         for _ in range(len(self)):
-            asked = time.perf_counter()
+            asked = Reading.now()
             batch = next(batches)
-            given = time.perf_counter()
+            given = Reading.now()
             yield batch
-            self.waited.append(given - asked)
-            self.stepped.append(time.perf_counter() - given)
+            back = Reading.now()
+            self._waited.append(Reading(given.wall - asked.wall, given.cpu - asked.cpu))
+            self._stepped.append(Reading(back.wall - given.wall, back.cpu - given.cpu))
 
     def share(self) -> dict[str, float]:
-        """Return what part of the time of an undisturbed step goes into waiting."""
-        wait, step = lower_decile(self.waited), lower_decile(self.stepped)
-        whole = sum(self.waited) / (sum(self.waited) + sum(self.stepped))
+        """Return what part of an undisturbed step goes into waiting, on the wall and in the CPU time of this thread."""
+        wait, step = (
+            Reading(*(lower_decile(times) for times in zip(*readings, strict=True)))
+            for readings in (self._waited, self._stepped)
+        )
         return {
-            "wait_ms": round(1e3 * wait, 2),
-            "step_ms": round(1e3 * step, 2),
-            "share": round(wait / (wait + step), 4),
-            "share_of_whole_run": round(whole, 4),
+            "wait_ms": round(1e3 * wait.wall, 2),
+            "step_ms": round(1e3 * step.wall, 2),
+            "share": round(wait.wall / (wait.wall + step.wall), 4),
+            "cpu_share": round(wait.cpu / (wait.cpu + step.cpu), 4),
         }
 
 
