@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from nvalchemi_lightning.counters import Counters
-from nvalchemi_lightning.window import Window
+from nvalchemi_lightning.window import Window, window_places
 
 __all__ = ["AccumulationPolicy", "Windows"]
 
@@ -70,12 +70,9 @@ class Windows:
         own = torch.stack([self._policy.count(batch) for batch in batches])
         counts = own if self._sum_over_ranks is None else self._sum_over_ranks(own)
         carried = self._policy.carried(self._counters.epoch_count, position)
-        before = 0 if carried is None else len(carried)
         if carried is not None:
             counts = torch.cat((carried.to(counts.device), counts))
-        self._ahead.update(
-            (position + i, Window(index=before + i, counts=counts, own=row)) for i, row in enumerate(own.unbind())
-        )
+        self._ahead.update(enumerate(window_places(counts, own), position))
 
     def take(self) -> Window:
         """Return the window of the batch that is trained next."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import isclose
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -18,7 +19,7 @@ from nvalchemi_lightning.losses.targets import count_labels
 from nvalchemi_lightning.runtime import iter_qualified_named_parameters
 from nvalchemi_lightning.stages import TrainingStage
 from nvalchemi_lightning.strict_model import StrictModel
-from nvalchemi_lightning.window import Window
+from nvalchemi_lightning.window import Window, window_places
 
 __all__ = ["GradientAccumulationHook"]
 
@@ -27,12 +28,13 @@ _MISSING = object()
 
 @dataclass(frozen=True, eq=False)
 class _Unfinished:
-    """A window whose gradients wait for the next batch.
+    """A window whose gradients, those of its first batches, wait for the next batch.
 
     ``at`` is the epoch and the position of that batch, None outside an epoch. ``gradients`` is None where the
     parameters hold them.
     """
 
+    batches: int
     counts: Tensor
     loss: Tensor
     at: tuple[int, int] | None
@@ -116,7 +118,9 @@ class GradientAccumulationHook(StrictModel, TrainingUpdateHook):
     def carried(self, epoch: int, position: int) -> Tensor | None:
         """Return the counts of the batches whose gradients wait for this batch, shape (N, K), or None."""
         unfinished = self._unfinished
-        return unfinished.counts if unfinished is not None and unfinished.at == (epoch, position) else None
+        if unfinished is None or unfinished.at != (epoch, position):
+            return None
+        return unfinished.counts[: unfinished.batches]
 
     # Taking part in a run ---------------------------------------------------------------------------------------
 
@@ -163,9 +167,9 @@ class GradientAccumulationHook(StrictModel, TrainingUpdateHook):
                 f"GradientAccumulationHook({self.steps}, normalize='batch')"
             )
         unfinished = self._unfinished
-        index = 0 if unfinished is None or unfinished.at is not None else len(unfinished.counts)
+        index = 0 if unfinished is None or unfinished.at is not None else unfinished.batches
         ones = torch.ones(self.steps, 1, dtype=torch.float64)
-        return Window(index=index, counts=ones, own=ones[index])
+        return next(window_places(ones, ones[index:]))
 
     def _weighed(self, loss: Tensor, ctx: TrainContext, window: Window) -> Tensor:
         # From here until the batch is done the gradients are neither those before it nor those after it.
@@ -195,7 +199,7 @@ class GradientAccumulationHook(StrictModel, TrainingUpdateHook):
             return
         self._counts_checked = True
         for (name, count), before in zip(counts.items(), expected.tolist(), strict=True):
-            if float(count) != before:
+            if not isclose(float(count), before, rel_tol=1e-5):  # sums of weights are rounded
                 raise TrainingStateError(
                     f"{name} divides by {float(count):g}, but its labels were counted as {before:g} when the batch "
                     "left the loader: a hook has changed them, or the count depends on predictions; write "
@@ -206,7 +210,7 @@ class GradientAccumulationHook(StrictModel, TrainingUpdateHook):
         loss = self._loss
         if not window.last and loss is not None:
             at = None if self._alone else (ctx.epoch, ctx.epoch_step_count + 1)
-            self._unfinished = _Unfinished(window.counts[: window.index + 1], loss, at)
+            self._unfinished = _Unfinished(window.index + 1, window.counts, loss, at)
         elif not skipped and loss is not None and ctx.workflow is not None:
             ctx.workflow.log("loss/window", loss)
 
@@ -225,7 +229,7 @@ class GradientAccumulationHook(StrictModel, TrainingUpdateHook):
             return {}
         if rank_and_world()[1] > 1:
             raise TrainingStateError(
-                f"a checkpoint within an accumulation window (batch {len(unfinished.counts)} of {self.steps}) would "
+                f"a checkpoint within an accumulation window (batch {unfinished.batches} of {self.steps}) would "
                 "hold the gradients of one rank only; save it after a step, as CheckpointHook does"
             )
         gradients = unfinished.gradients
@@ -234,7 +238,7 @@ class GradientAccumulationHook(StrictModel, TrainingUpdateHook):
             gradients = {name: parameter.grad for name, parameter in named if parameter.grad is not None}
         return {
             **self.model_dump(),
-            "counts": unfinished.counts,
+            "counts": unfinished.counts[: unfinished.batches],
             "loss": unfinished.loss,
             "at": unfinished.at,
             "gradients": gradients,
@@ -258,6 +262,7 @@ class GradientAccumulationHook(StrictModel, TrainingUpdateHook):
         if saved:
             at = state["at"]
             self._unfinished = _Unfinished(
+                batches=len(state["counts"]),
                 counts=state["counts"],
                 loss=state["loss"],
                 at=None if at is None else (at[0], at[1]),
@@ -271,9 +276,9 @@ def _window(ctx: TrainContext) -> Window:
     return ctx.window
 
 
-def _times(value: Tensor, factor: Tensor) -> Tensor:
-    # A number in host memory multiplies a value on any device without a copy; the dtype stays that of the value.
-    return value * factor.to(value.dtype)
+def _times(value: Tensor, factor: float | Tensor) -> Tensor:
+    # The dtype stays that of the value.
+    return value * (factor.to(value.dtype) if isinstance(factor, Tensor) else factor)
 
 
 def _put_back(gradients: Mapping[str, Tensor], ctx: TrainContext) -> None:
