@@ -142,10 +142,12 @@ def silence_wrong_advice() -> None:
     """Drop what the user of a Trainer can do nothing about.
 
     Lightning's advice to save a "pre-optimization state" in manual optimization is wrong for one owner, and its use
-    of ``LeafSpec``, which torch 2.13 deprecates, is its own.
+    of ``LeafSpec``, which torch 2.13 deprecates, is its own. DDP's remark on strides is about weights of shape (1, N),
+    whose gradients torch lays out otherwise; the numbers are right.
     """
     warnings.filterwarnings("ignore", message="Using ModelCheckpoint with manual optimization")
     warnings.filterwarnings("ignore", message=".*LeafSpec", category=FutureWarning)
+    warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
 
 
 def shard_evaluation_ourselves(trainer: Trainer) -> None:
