@@ -101,6 +101,23 @@ def test_molecules_may_turn_between_frames() -> None:
     assert named(check(changed(frames, forces=-1.0)), "energy_differences")
 
 
+@pytest.mark.parametrize("vector", [20.0, 0.0])
+def test_slabs_are_compared_if_they_have_a_cell(vector: float) -> None:
+    cell = np.diag([12.0, 12.0, vector])
+    frames = [
+        structure(
+            data.positions.numpy(),
+            [8, 1, 1],
+            cell=cell,
+            pbc=(True, True, False),
+            energy=float(data.energy) * KCAL,
+            forces=data.forces.numpy(),
+        )
+        for data in WALK
+    ]
+    assert len(named(check(frames), "energy_differences")) == (vector > 0)
+
+
 @pytest.mark.parametrize(
     ("factor", "expected"),
     [

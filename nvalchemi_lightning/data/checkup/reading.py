@@ -6,6 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
@@ -15,7 +16,7 @@ from nvalchemi_lightning.data.checkup.subject import LABELS, Subject
 from nvalchemi_lightning.data.checkup.watchers import Examples
 from nvalchemi_lightning.data.dialect import Dialect
 from nvalchemi_lightning.data.elements import SYMBOLS
-from nvalchemi_lightning.data.source import Source
+from nvalchemi_lightning.data.source import Frame, Source
 from nvalchemi_lightning.data.sources import open_source
 from nvalchemi_lightning.errors import ConfigurationError, DataError
 
@@ -80,15 +81,15 @@ class Reading:
 
     def subjects(self) -> Iterator[Subject]:
         """Yield the structures that can be read; count them, and note the others."""
-        number = -1
-        frames = self._frames()
+        frames, number = self._frames(), -1
         while True:
+            number += 1
             try:
-                number += 1
-                subject = next(frames, None)
-                if subject is None:
+                frame = next(frames, None)
+                if frame is None:
                     return
-                number = subject.number
+                number = frame.number
+                subject = Subject(frame.read(), self.name, number, self.held_out)
                 # Refuses atoms that are absurdly far apart.
                 _ = subject.edges
             except DataError as error:
@@ -97,10 +98,10 @@ class Reading:
                 self._count(subject)
                 yield subject
 
-    def _frames(self) -> Iterator[Subject]:
+    def _frames(self) -> Iterator[Frame]:
         if isinstance(self.source, Source):
-            return _Frames(self.source, self.name, self.held_out)
-        return (Subject(data, self.name, number, self.held_out) for number, data in enumerate(self.source))
+            return self.source.frames()
+        return (Frame(number, partial(_given, data)) for number, data in enumerate(self.source))
 
     def _count(self, subject: Subject) -> None:
         self._structures += 1
@@ -140,17 +141,5 @@ class Reading:
             yield Finding("unread_labels", "error", self.name, str(error), advice)
 
 
-class _Frames:
-    """The frames of a source; one that cannot be read raises, and the next call goes on with the one after it."""
-
-    def __init__(self, source: Source, name: str, held_out: bool) -> None:
-        self._frames = source.frames()
-        self._name = name
-        self._held_out = held_out
-
-    def __iter__(self) -> Iterator[Subject]:
-        return self
-
-    def __next__(self) -> Subject:
-        frame = next(self._frames)
-        return Subject(frame.read(), self._name, frame.number, self._held_out)
+def _given(data: AtomicData) -> AtomicData:
+    return data
