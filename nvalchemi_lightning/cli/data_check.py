@@ -7,23 +7,23 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from nvalchemi_lightning.cli.dialect_options import dialect_options
 from nvalchemi_lightning.cli.output import progress, show_json, show_line, show_table
 
 if TYPE_CHECKING:
-    from nvalchemi_lightning.data.checkup.report import CheckedSet, CheckReport, Finding
+    from nvalchemi_lightning.data import CheckedSet, CheckReport, Dialect, Finding
 
 __all__ = ["check"]
 
 
+@dialect_options
 def check(
-    sources: Annotated[list[Path], typer.Argument(metavar="SOURCE...", help="Files or stores to train on.")],
+    dialect: Dialect,
+    sources: Annotated[list[Path], typer.Argument(metavar="SOURCE", help="Files or stores to train on.")],
     against: Annotated[
         list[Path] | None,
         typer.Option("--against", metavar="OTHER", help="A held-out file or store; give it once for each."),
     ] = None,
-    energy_key: Annotated[str, typer.Option(help="Name of the energy in files.")] = "energy",
-    forces_key: Annotated[str, typer.Option(help="Name of the forces in files.")] = "forces",
-    stress_key: Annotated[str, typer.Option(help="Name of the stress in files.")] = "stress",
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 for warnings too.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -31,10 +31,8 @@ def check(
 
     Exit code 1 if there is an error: training would not be sensible.
     """
-    from nvalchemi_lightning.data.checkup.run import check as run
-    from nvalchemi_lightning.data.dialect import Dialect
+    from nvalchemi_lightning.data import check as run
 
-    dialect = Dialect(energy_key=energy_key, forces_key=forces_key, stress_key=stress_key)
     with progress("checking", None) as advance:
         report = run(*sources, against=against or (), dialect=dialect, on_structure=advance)
     if as_json:

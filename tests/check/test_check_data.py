@@ -6,9 +6,18 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from check_rigs import changed, named
+from check_rigs import changed, named, structure
 
-from nvalchemi_lightning.data import AtomicData, CheckReport, Dialect, check, open_source, read_structures
+from nvalchemi_lightning.data import (
+    AtomicData,
+    AtomicDataZarrWriter,
+    CheckReport,
+    Dialect,
+    check,
+    convert,
+    open_source,
+    read_structures,
+)
 
 PUBLISHED = [
     "ethanol_val",
@@ -147,3 +156,28 @@ def test_damaged_text_is_a_finding(shared: Path, name: str) -> None:
     report = check(nasty(shared, f"malformed/{name}"))
     assert named(report, "unreadable")
     assert not report.is_sensible()
+
+
+def test_structures_of_stores_are_named_by_their_files(tmp_path: Path) -> None:
+    lines = "2\nProperties=species:S:1:pos:R:3:forces:R:3 energy={0}\nH 0 0 0 0 0 0.5\nF 0 0 {1} 0 0 -0.5\n"
+    (tmp_path / "raw.xyz").write_text(lines.format(-1.0, 0.9) + lines.format(-1.0, 0.02))
+    convert([tmp_path / "raw.xyz"], tmp_path / "a.zarr")
+    (place,) = named(check(tmp_path / "a.zarr"), "coincident_atoms")[0].places
+    assert place.origin == f"{tmp_path / 'raw.xyz'}: frame 1"
+    assert str(place).startswith(f"{tmp_path / 'a.zarr'}: frame 1 ({tmp_path / 'raw.xyz'}: frame 1): H 0 and F 1")
+
+
+def test_a_dialect_is_for_files_alone(tmp_path: Path) -> None:
+    """Stores have fixed names and units, so that files and stores can be compared in one go."""
+    text = "1\nProperties=species:S:1:pos:R:3 E=-1.0\nH 0 0 0\n"
+    (tmp_path / "raw.xyz").write_text(text)
+    dialect = Dialect(energy_key="E")
+    convert([tmp_path / "raw.xyz"], tmp_path / "a.zarr", dialect)
+    report = check(tmp_path / "raw.xyz", tmp_path / "a.zarr", dialect=dialect)
+    assert [one.labels for one in report.sets] == [{"energy": 1}] * 2
+
+
+def test_a_store_without_origins_is_named_by_itself(tmp_path: Path) -> None:
+    AtomicDataZarrWriter(tmp_path / "a.zarr").write([structure([[0, 0, 0], [0, 0, 0]], [1, 1], energy=0.0)])
+    (place,) = named(check(tmp_path / "a.zarr"), "coincident_atoms")[0].places
+    assert place.origin == ""

@@ -26,15 +26,19 @@ class Place:
         Position in it, from 0; in a store the physical index.
     seen : str
         What was seen there.
+    origin : str
+        File and frame that a structure of a store came from, if the store knows.
     """
 
     source: str
     frame: int
     seen: str = ""
+    origin: str = ""
 
     def __str__(self) -> str:
         """Show it the way errors do."""
-        return f"{self.source}: frame {self.frame}" + (f": {self.seen}" if self.seen else "")
+        origin = f" ({self.origin})" if self.origin else ""
+        return f"{self.source}: frame {self.frame}{origin}" + (f": {self.seen}" if self.seen else "")
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from nvalchemi_lightning.data.checkup.origins import with_origins
 from nvalchemi_lightning.data.checkup.reading import CheckSource, open_sets
 from nvalchemi_lightning.data.checkup.report import SEVERITIES, CheckReport, Finding
 from nvalchemi_lightning.data.checkup.subject import Subject
 from nvalchemi_lightning.data.checkup.table import CHECKS, Check
 from nvalchemi_lightning.data.checkup.watchers import Conclusion, Examples, Watcher
 from nvalchemi_lightning.data.dialect import Dialect
+from nvalchemi_lightning.data.store_source import StoreSource
 
 __all__ = ["check"]
 
@@ -49,7 +51,8 @@ def check(
 
     Notes
     -----
-    Structures are read once, one at a time. Some 250 bytes are kept of each, to compare it with others.
+    Structures are read once, one at a time. About 200 bytes are kept of each, to compare it with others; for a
+    moment at the end it is up to 500.
     """
     sets = open_sets(sources, against, dialect)
     everywhere = _Watch(row for row in CHECKS if row.across)
@@ -63,7 +66,9 @@ def check(
                 on_structure()
         found += [*one.findings(), *own.findings(one.name)]
     found += everywhere.findings(", ".join(one.name for one in sets))
-    return CheckReport(tuple(one.summary() for one in sets), tuple(sorted(found, key=_rank)))
+    stores = [one.name for one in sets if isinstance(one.source, StoreSource)]
+    ranked = sorted(with_origins(found, stores), key=_rank)
+    return CheckReport(tuple(one.summary() for one in sets), tuple(ranked))
 
 
 def _rank(finding: Finding) -> int:

@@ -62,7 +62,7 @@ CHECKS = (
         "no_labels",
         "error",
         "no labels",
-        "There is nothing to train on. Say how the labels are called, such as --energy-key REF_energy.",
+        "There is nothing to train on. Say what the labels are called, such as --energy-key REF_energy.",
         partial(labels.Coverage, labels.Coverage.nothing),
     ),
     Check(
