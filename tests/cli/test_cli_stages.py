@@ -127,7 +127,13 @@ def test_building_our_hooks_touches_no_file(tmp_path: Path, monkeypatch: pytest.
     assert not list(tmp_path.iterdir())
 
 
-NEIGHBORS = "nvalchemi_lightning.hooks.TraceHook"
+def test_one_of_our_hooks_at_several_stages_is_one_hook_at_each() -> None:
+    spec = {"cls_path": "nvalchemi_lightning.hooks.NeighborListHook", "cutoff": 4.0}
+    order, _ = job_lifecycle({"source": {"hooks": [{"spec": spec, "stages": ["BEFORE_BATCH", "BEFORE_FORWARD"]}]}})
+    assert [entry.stage for entry in order.stages if entry.hooks] == ["BEFORE_BATCH", "BEFORE_FORWARD"]
+
+
+TRACE = "nvalchemi_lightning.hooks.TraceHook"
 
 
 @pytest.mark.parametrize(
@@ -147,10 +153,10 @@ NEIGHBORS = "nvalchemi_lightning.hooks.TraceHook"
             "source.hooks[0].stages has 'AFTER_BACH'; did you mean 'AFTER_BATCH'?",
         ),
         (
-            {"source": {"hooks": [{"cls_path": NEIGHBORS, "stages": ["SETUP"]}]}},
+            {"source": {"hooks": [{"cls_path": TRACE, "stages": ["SETUP"]}]}},
             "source.hooks[0]: TraceHook decides its stages itself; leave stages out",
         ),
-        ({"source": {"hooks": [{"cls_path": NEIGHBORS, "kep": 3}]}}, "Unknown kwargs for"),
+        ({"source": {"hooks": [{"cls_path": TRACE, "kep": 3}]}}, "Unknown kwargs for"),
         ({"source": {"hooks": [{"cls_path": "a b.C"}]}}, "Could not resolve 'a b.C': give a dotted path"),
         (
             {"source": {"hooks": [{"cls_path": "a.B", "stages": ["SETUP"], "frequency": 0}]}},

@@ -289,6 +289,17 @@ def test_a_schedule_of_the_users_own_is_a_factor() -> None:
         FactorSchedule(optimizer)  # type: ignore[abstract]
 
 
+class Grumpy(torch_schedules.ConstantLR):
+    """A user's schedule that must not be built on trial."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        raise AssertionError
+
+
+def test_a_schedule_of_the_users_own_is_not_tried() -> None:
+    assert OptimizerConfig(scheduler_cls=Grumpy).scheduler_cls is Grumpy
+
+
 def test_a_schedule_that_overwrites_the_rates_of_groups_is_refused() -> None:
     groups = [ParamGroup(pattern="*.bias", lr=0.01)]
     kwargs: dict[str, Any] = {"max_lr": 0.1, "total_steps": 5}

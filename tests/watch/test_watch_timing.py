@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from watch_rigs import BoomError, Failing, batches, run, strategy, validation
@@ -202,6 +203,35 @@ def test_events_of_the_device_are_waited_for_only_when_asked(monkeypatch: pytest
     assert marks[1].event.waits == 1
 
 
+def test_on_cuda_intervals_are_marked_for_nsight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device in name only: events and ranges go where they should."""
+    ranges: list[str] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: Recorded())
+    monkeypatch.setattr(torch.cuda.nvtx, "range_push", ranges.append)
+    monkeypatch.setattr(torch.cuda.nvtx, "range_pop", lambda: ranges.append("end"))
+    timing = StageTimingHook("step", timer_backend="cuda_event")
+    ctx = strategy().context(batches(1)[0])
+    timing(ctx, Stage.BEFORE_BATCH)
+    timing(ctx, Stage.AFTER_BATCH)
+    timing.close()
+    timing.close()
+    assert ranges == ["after BEFORE_BATCH", "end", "after AFTER_BATCH", "end"]
+    assert timing.summary()["BEFORE_BATCH->AFTER_BATCH"]["mean_s"] == pytest.approx(0.001)
+
+
+class Recorded(Event):
+    """An event that is reached a millisecond after the one before."""
+
+    clock = itertools.count()
+
+    def record(self) -> None:
+        self.at = float(next(self.clock))
+
+    def __init__(self) -> None:
+        super().__init__(0.0)
+
+
 def test_a_mark_without_an_event_is_measured_by_the_host() -> None:
     first, second = Mark("A", 0, 0, 1.0, None), Mark("B", 0, 0, 3.5, Event(1.0))
     assert first.is_over
@@ -260,8 +290,6 @@ def test_what_cannot_work_is_refused_at_construction(arguments: dict[str, Any], 
 
 
 def test_events_need_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
-
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ConfigurationError, match="timer_backend='cuda_event', but torch sees no CUDA device here"):
         StageTimingHook(timer_backend="cuda_event")
