@@ -12,6 +12,7 @@
     ├── MissingTargetError (AttributeError)  the batch lacks a target that a loss needs
     ├── MissingPredictionError (KeyError)    the model's output lacks what a loss needs
     ├── SecondOwnerError (RuntimeError)      something other than the owner touched gradients or weights
+    ├── StoreWriteError (OSError)            the file system refused a write; says in which state the store is
     ├── TrainingStateError (RuntimeError)    a call at a moment when it has no meaning
     └── UntrustedPathError (ValueError)      a spec names something outside the trust list
 
@@ -33,6 +34,7 @@ __all__ = [
     "MissingTargetError",
     "SecondOwnerError",
     "StoreError",
+    "StoreWriteError",
     "TrainingStateError",
     "UnknownNameError",
     "UntrustedPathError",
@@ -82,6 +84,10 @@ class MissingPredictionError(AlchemiError, KeyError):
 
 class SecondOwnerError(AlchemiError, RuntimeError):
     """Something other than the owner touched gradients or weights."""
+
+
+class StoreWriteError(AlchemiError, OSError):
+    """The file system refused a write to a store: no space, no right, no device."""
 
 
 class TrainingStateError(AlchemiError, RuntimeError):

@@ -33,12 +33,16 @@ if TYPE_CHECKING:
     from nvalchemi_lightning.data.provenance import Provenance as Provenance
     from nvalchemi_lightning.data.provenance import origin_of as origin_of
     from nvalchemi_lightning.data.provenance import provenance_of as provenance_of
+    from nvalchemi_lightning.data.reader import Reader as Reader
     from nvalchemi_lightning.data.sampler import EpochSampler as EpochSampler
     from nvalchemi_lightning.data.source import Source as Source
     from nvalchemi_lightning.data.sources import open_source as open_source
     from nvalchemi_lightning.data.sources import read_structures as read_structures
     from nvalchemi_lightning.data.zarr_reader import AtomicDataZarrReader as AtomicDataZarrReader
-    from nvalchemi_lightning.data.zarr_reader import Reader as Reader
+    from nvalchemi_lightning.data.zarr_reader import FieldSchema as FieldSchema
+    from nvalchemi_lightning.data.zarr_repair import RepairReport as RepairReport
+    from nvalchemi_lightning.data.zarr_repair import StoreProblem as StoreProblem
+    from nvalchemi_lightning.data.zarr_repair import repair_store as repair_store
     from nvalchemi_lightning.data.zarr_writer import AtomicDataZarrWriter as AtomicDataZarrWriter
     from nvalchemi_lightning.data.zarr_writer import ZarrArrayConfig as ZarrArrayConfig
     from nvalchemi_lightning.data.zarr_writer import ZarrWriteConfig as ZarrWriteConfig
@@ -57,6 +61,7 @@ _HOMES = {
     "EpochSampler": "data.sampler",
     "FIELDS": "data.fields",
     "Field": "data.fields",
+    "FieldSchema": "data.zarr_reader",
     "Finding": "data.checkup.report",
     "InMemoryDataset": "data.dataset",
     "Inspection": "data.inspection_report",
@@ -66,9 +71,11 @@ _HOMES = {
     "NeighborListTransform": "data.edge_transform",
     "Place": "data.checkup.report",
     "Provenance": "data.provenance",
-    "Reader": "data.zarr_reader",
+    "Reader": "data.reader",
+    "RepairReport": "data.zarr_repair",
     "SampleOrigin": "data.origins",
     "Source": "data.source",
+    "StoreProblem": "data.zarr_repair",
     "ZarrArrayConfig": "data.zarr_writer",
     "ZarrWriteConfig": "data.zarr_writer",
     "check": "data.checkup.run",
@@ -79,6 +86,7 @@ _HOMES = {
     "origin_of": "data.provenance",
     "provenance_of": "data.provenance",
     "read_structures": "data.sources",
+    "repair_store": "data.zarr_repair",
 }
 """Public name to module; a module is imported when a name of it is first used."""
 

@@ -10,7 +10,7 @@ from nvalchemi_lightning.data.atomic_data import AtomicData
 from nvalchemi_lightning.data.batch import Batch
 from nvalchemi_lightning.data.completion import completed, templates_of
 from nvalchemi_lightning.data.origins import SampleOrigin
-from nvalchemi_lightning.data.reader import Reader
+from nvalchemi_lightning.data.reader import BatchSource
 from nvalchemi_lightning.data.transforms import BatchTransform, SampleTransform, apply_transforms, check_transforms
 from nvalchemi_lightning.errors import ConfigurationError, ConfigurationTypeError
 
@@ -38,7 +38,7 @@ class Dataset(torch.utils.data.Dataset[AtomicData]):
     epoch and batch alone, whatever the number of workers; elsewhere from the global one.
     """
 
-    def __init__(self, reader: Reader, transforms: Sequence[SampleTransform] | None = None) -> None:
+    def __init__(self, reader: BatchSource, transforms: Sequence[SampleTransform] | None = None) -> None:
         if not hasattr(reader, "read_batch"):
             raise ConfigurationTypeError(
                 f"reader must have read_batch, got {type(reader).__name__}; for a path use AtomicDataZarrReader(path), "
@@ -110,7 +110,7 @@ class InMemoryDataset(Dataset):
         self,
         structures: Batch | Sequence[AtomicData] | None = None,
         *,
-        reader: Reader | None = None,
+        reader: BatchSource | None = None,
         prepare: Sequence[BatchTransform] | None = None,
         transforms: Sequence[SampleTransform] | None = None,
     ) -> None:
@@ -119,7 +119,7 @@ class InMemoryDataset(Dataset):
         super().__init__(_InMemoryReader(apply_transforms(functions, batch, "all structures")), transforms)
 
 
-def _gathered(structures: Batch | Sequence[AtomicData] | None, reader: Reader | None) -> Batch:
+def _gathered(structures: Batch | Sequence[AtomicData] | None, reader: BatchSource | None) -> Batch:
     if (structures is None) == (reader is None):
         raise ConfigurationError("InMemoryDataset needs either structures or reader=..., not both and not neither")
     if reader is not None:

@@ -26,6 +26,7 @@ from nvalchemi_lightning.data.zarr_layout import (
     declared_levels,
     edges_reach,
     last_pointer,
+    pin_attributes,
     stored_array,
     stored_fields,
 )
@@ -70,6 +71,7 @@ class Appender:
             "system": samples,
         }
         self._committed = dict(self._rows)
+        self._is_pinned = False
         self._added: dict[Level, list[NDArray[np.int64]]] = {"node": [], "edge": []}
         self._reaches: list[float | None] = [edges_reach(group)] if samples else []
 
@@ -85,6 +87,7 @@ class Appender:
         levels = batch.field_levels
         rows = {name: self._checked(name, given, batch) for name in self._fields}
         new = {name: self._fill_value(name, given[name].dtype) for name in given if name not in rows}
+        self._pin()
         for name, fill_value in new.items():
             self._create(name, levels[name], given[name], fill_value)
         for name, values in {**rows, **{name: given[name] for name in new}}.items():
@@ -94,6 +97,11 @@ class Appender:
         self._advance("edge", batch.num_edges_per_graph if edges else torch.zeros(batch.num_graphs, dtype=torch.int64))
         self._rows["system"] += batch.num_graphs
         self._reaches.append(reach_of(batch))
+
+    def _pin(self) -> None:
+        if not self._is_pinned:
+            pin_attributes(self._group, self._name)
+            self._is_pinned = True
 
     def _checked(self, name: str, given: dict[str, NDArray[Any]], batch: Batch) -> NDArray[Any]:
         """Return the rows of a field that the store has, filled in where the batch lacks it."""
@@ -174,7 +182,7 @@ class Appender:
             self._extend(f"meta/{kind}_mask", self._committed[level], np.ones(int(sizes.sum()), dtype=np.bool_))
         self._extend("meta/samples_mask", samples, np.ones(self._rows["system"] - samples, dtype=np.bool_))
         declared: dict[str, Any] = {"num_samples": self._rows["system"], "fields": declared_levels(self._fields)}
-        self._group.attrs.update({**declared, **self._reach()})
+        self._group.update_attributes({**declared, **self._reach()})
         self._committed = dict(self._rows)
         self._added = {"node": [], "edge": []}
 

@@ -11,10 +11,10 @@ import zarr
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nvalchemi_lightning.data.zarr_layout import ZarrArrayConfig, ZarrStoreLike, ZarrWriteConfig, store_name
+from nvalchemi_lightning.data.zarr_layout import ZarrArrayConfig, ZarrStoreLike, ZarrWriteConfig, local_path, store_name
 from nvalchemi_lightning.errors import DataError
 
-__all__ = ["array_of", "create_array", "create_store"]
+__all__ = ["array_of", "create_array", "create_store", "empty_array", "empty_array_like"]
 
 
 def create_store(store: ZarrStoreLike, config: ZarrWriteConfig) -> zarr.Group:
@@ -26,7 +26,7 @@ def create_store(store: ZarrStoreLike, config: ZarrWriteConfig) -> zarr.Group:
         If there is one already.
     """
     try:
-        group = zarr.open_group(store, mode="w-")
+        group = zarr.open_group(store, mode="w" if _is_unfinished(store) else "w-")
     except (ValueError, FileExistsError) as error:
         raise FileExistsError(f"{store_name(store)} exists; append to it, or choose another place") from error
     for kind in ("atoms", "edges"):
@@ -35,8 +35,17 @@ def create_store(store: ZarrStoreLike, config: ZarrWriteConfig) -> zarr.Group:
     create_array(group, "meta/samples_mask", np.zeros(0, dtype=np.bool_), config)
     group.create_group("core")
     group.create_group("custom")
-    group.attrs.update({"num_samples": 0, "fields": {"core": {}, "custom": {}}})
+    group.update_attributes({"num_samples": 0, "fields": {"core": {}, "custom": {}}})
     return group
+
+
+def _is_unfinished(store: ZarrStoreLike) -> bool:
+    """Say whether a store is what an unfinished write leaves where there are no folders to rename."""
+    try:
+        attributes = zarr.open_group(store, mode="r").attrs
+    except (FileNotFoundError, ValueError):
+        return False
+    return local_path(store) is None and attributes.get("num_samples") == 0
 
 
 def create_array(
@@ -57,31 +66,60 @@ def create_array(
     fill_value : float, default 0
         What rows read as that are added by resizing and never written.
     """
-    options = _options(path, config)
-    inner = tuple(max(1, size) for size in rows.shape[1:])
-    chunk_rows = options.chunk_size or max(1, config.chunk_bytes // (rows.dtype.itemsize * math.prod(inner)))
-    array = group.create_array(
-        path,
-        shape=rows.shape,
-        dtype=rows.dtype,
-        chunks=(chunk_rows, *inner),
-        shards=None if options.shard_size is None else (options.shard_size, *inner),
-        compressors=options.compressors,
-        filters=options.filters,
-        serializer=options.serializer,
-        fill_value=rows.dtype.type(fill_value),
-        config={"write_empty_chunks": options.write_empty_chunks},
-        overwrite=True,
-    )
+    array = empty_array(group, path, rows.shape, rows.dtype, config, fill_value)
     if rows.size:
         array[:] = rows
     return array
 
 
+def empty_array(
+    group: zarr.Group, path: str, shape: tuple[int, ...], dtype: np.dtype[Any], config: ZarrWriteConfig, fill_value: Any
+) -> zarr.Array[Any]:
+    """Make an array of rows that were never written; see :func:`create_array`."""
+    options = _options(path, config)
+    compressors = options.compressors
+    if compressors == "auto" and dtype.kind == "f":
+        compressors = None
+    inner = tuple(max(1, size) for size in shape[1:])
+    chunk_rows = options.chunk_size or max(1, config.chunk_bytes // (dtype.itemsize * math.prod(inner)))
+    return group.create_array(
+        path,
+        shape=shape,
+        dtype=dtype,
+        chunks=(chunk_rows, *inner),
+        shards=None if options.shard_size is None else (options.shard_size, *inner),
+        compressors=compressors,
+        filters=options.filters,
+        serializer=options.serializer,
+        fill_value=dtype.type(fill_value),
+        config={"write_empty_chunks": options.write_empty_chunks},
+        overwrite=True,
+    )
+
+
+def empty_array_like(group: zarr.Group, path: str, like: zarr.Array[Any], rows: int) -> zarr.Array[Any]:
+    """Make an array of rows that were never written, chunked and encoded like another."""
+    metadata: Any = like.metadata
+    serializer: Any = like.serializer
+    return group.create_array(
+        path,
+        shape=(rows, *like.shape[1:]),
+        dtype=like.dtype,
+        chunks=like.chunks,
+        shards=like.shards,
+        compressors=like.compressors,
+        filters=like.filters,
+        serializer=serializer,
+        fill_value=like.fill_value,
+        attributes=like.attrs.asdict(),
+        dimension_names=metadata.dimension_names,
+    )
+
+
 def _options(path: str, config: ZarrWriteConfig) -> ZarrArrayConfig:
     part, _, name = path.partition("/")
-    groups = {"meta": config.meta, "core": config.core, "custom": config.custom, "origin": config.meta}
-    return config.field_overrides.get(name, groups[part])
+    groups = {"meta": config.meta, "custom": config.custom, "origin": config.meta}
+    return config.field_overrides.get(name, groups.get(part, config.core))
 
 
 def array_of(tensor: Tensor, name: str) -> NDArray[Any]:

@@ -27,6 +27,7 @@ import zarr.storage
 from pydantic import ConfigDict, Field, PositiveInt, model_validator
 
 from nvalchemi_lightning.data.fields import FIELDS, Level
+from nvalchemi_lightning.data.zarr_swap import hidden_siblings
 from nvalchemi_lightning.errors import ConfigurationError, StoreError
 from nvalchemi_lightning.strict_model import StrictModel
 
@@ -34,17 +35,22 @@ __all__ = [
     "DERIVED_FIELDS",
     "EDGES_REACH",
     "LEVEL_NAMES",
+    "REPAIR_HINT",
+    "REQUIRED_ARRAYS",
     "STORE_LEVELS",
     "StoredField",
     "ZarrArrayConfig",
     "ZarrStoreLike",
     "ZarrWriteConfig",
     "committed_samples",
+    "declared_fields",
     "declared_levels",
     "edges_reach",
     "last_pointer",
     "local_path",
     "open_store",
+    "own_levels",
+    "pin_attributes",
     "store_name",
     "stored_array",
     "stored_fields",
@@ -63,6 +69,8 @@ EDGES_REACH = "neighbor_list_cutoff"
 DERIVED_FIELDS = frozenset({"neighbor_matrix", "neighbor_matrix_shifts", "num_neighbors"})
 """Fields that a store has no place for: their atom numbers have a meaning in one batch only."""
 
+REPAIR_HINT = "repair_store(...) of nvalchemi_lightning.data says what is wrong with the store and mends what it can"
+
 REQUIRED_ARRAYS = ("meta/atoms_ptr", "meta/edges_ptr", "meta/samples_mask", "core/atomic_numbers", "core/positions")
 
 
@@ -71,8 +79,11 @@ class ZarrArrayConfig(StrictModel):
 
     Attributes
     ----------
-    compressors, filters, serializer : object, default "auto"
-        Handed to Zarr; "auto" is its default (Zstandard), None for ``compressors`` stores plain bytes.
+    compressors : object, default "auto"
+        Handed to Zarr, such as ``zarr.codecs.ZstdCodec()``; None stores plain bytes. "auto" is plain bytes for
+        floating fields, whose digits hardly compress, and Zstandard for others.
+    filters, serializer : object, default "auto"
+        Handed to Zarr; "auto" is its default.
     chunk_size : int or None, default None
         Rows of a chunk; None chooses them so that a chunk has about ``ZarrWriteConfig.chunk_bytes``.
     shard_size : int or None, default None
@@ -111,9 +122,8 @@ class ZarrWriteConfig(StrictModel):
     field_overrides : dict of str to ZarrArrayConfig
         Options of single fields, by name; they win over those of the group.
     chunk_bytes : int, default 65536
-        Size of an uncompressed chunk whose rows are not given. A random read decodes whole chunks, so small ones
-        suit shuffled training on small structures; 256 kB halves the number of files per doubling and suits stores
-        that are read in order.
+        Size of a chunk, before compression, whose rows are not given. A random read decodes whole compressed chunks, so
+        small ones suit shuffled training; of others it reads what it needs, so larger ones only mean fewer files.
     block_size : int, default 1024
         Structures that are collated and written at a time; bounds the memory that writing needs.
     """
@@ -154,11 +164,18 @@ class StoredField:
 
 def local_path(store: ZarrStoreLike) -> Path | None:
     """Return the folder of a store in the file system, or None if it lies elsewhere."""
+    if isinstance(store, zarr.storage.StorePath) and isinstance(store.store, zarr.storage.LocalStore):
+        return store.store.root / store.path
+    if isinstance(store, zarr.storage.LocalStore):
+        return store.root
     return Path(store) if isinstance(store, (str, os.PathLike)) and "://" not in str(store) else None
 
 
 def store_name(store: ZarrStoreLike) -> str:
     """Return what messages call the store."""
+    path = local_path(store)
+    if path is not None:
+        return str(path)
     return str(store) if isinstance(store, (str, os.PathLike)) else f"<{type(store).__name__}>"
 
 
@@ -176,9 +193,10 @@ def open_store(store: ZarrStoreLike, mode: Literal["r", "r+"]) -> zarr.Group:
     """
     path = local_path(store)
     if path is not None and not path.exists():
-        raise FileNotFoundError(f"there is no Zarr store at {path}")
+        raise FileNotFoundError(f"there is no Zarr store at {path}{_renamed(path)}")
     try:
-        group = zarr.open_group(store, mode=mode)
+        # A consolidated copy of the metadata is not told when an array grows.
+        group = zarr.open_group(store, mode=mode, use_consolidated=False)
     except (FileNotFoundError, ValueError) as error:
         raise StoreError(f"{store_name(store)} is not a Zarr group; give the folder that the writer made") from error
     missing = [name for name in REQUIRED_ARRAYS if name not in group]
@@ -189,11 +207,28 @@ def open_store(store: ZarrStoreLike, mode: Literal["r", "r+"]) -> zarr.Group:
     return group
 
 
+def _renamed(path: Path) -> str:
+    interrupted = hidden_siblings(path, "old")
+    return f", but {interrupted[0].name} beside it: defragment() was interrupted. {REPAIR_HINT}" if interrupted else ""
+
+
 def stored_fields(group: zarr.Group, name: str) -> dict[str, StoredField]:
+    """Return the fields of a store that a batch has a place for: :func:`declared_fields` without the derived ones.
+
+    Raises
+    ------
+    StoreError
+        If a level is unknown.
+    """
+    fields = declared_fields(group, name)
+    return {field: place for field, place in fields.items() if field not in DERIVED_FIELDS}
+
+
+def declared_fields(group: zarr.Group, name: str) -> dict[str, StoredField]:
     """Return the fields of a store by name.
 
     Levels come from the attribute ``fields``; a store without it is legal, then the field's name decides. Fields on
-    levels of the store's own are left out, a batch has no place for them, and so are :data:`DERIVED_FIELDS`.
+    levels of the store's own are left out.
 
     Raises
     ------
@@ -210,7 +245,16 @@ def stored_fields(group: zarr.Group, name: str) -> dict[str, StoredField]:
                     f"{name}: field {part}/{field} has level {level!r}; known are {', '.join(LEVEL_NAMES)}"
                 )
             found[field] = StoredField(field, part, LEVEL_NAMES[level])
-    return {field: place for field, place in found.items() if field not in DERIVED_FIELDS}
+    return found
+
+
+def own_levels(group: zarr.Group) -> dict[str, list[str]]:
+    """Return the fields on each of the levels that a store has beside atom, edge and system."""
+    definitions: Any = group.attrs.get("levels")
+    declared: Any = group.attrs.get("fields")
+    names = definitions.get("definitions", {}) if isinstance(definitions, dict) else {}
+    fields = declared.get("levels", {}) if isinstance(declared, dict) else {}
+    return {level: [field for field, home in fields.items() if home == level] for level in names}
 
 
 def _levels_by_name(group: zarr.Group, part: str) -> dict[str, str]:
@@ -251,6 +295,17 @@ def committed_samples(group: zarr.Group, name: str) -> int:
     if count > rows:
         raise StoreError(f"{name}: num_samples is {count} but meta/samples_mask has only {rows} rows")
     return count
+
+
+def pin_attributes(group: zarr.Group, name: str) -> None:
+    """Write down what a store without attributes says by its arrays, so that unfinished additions do not count."""
+    absent = {"num_samples", "fields"} - set(group.attrs)
+    if absent:
+        implied = {
+            "num_samples": committed_samples(group, name),
+            "fields": declared_levels(declared_fields(group, name)),
+        }
+        group.update_attributes({key: implied[key] for key in absent})
 
 
 def last_pointer(group: zarr.Group, kind: Literal["atoms", "edges"], samples: int, name: str) -> int:

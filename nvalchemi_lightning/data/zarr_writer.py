@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
-import uuid
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeAlias
 
 import numpy as np
 import zarr
-from numpy.typing import NDArray
 from torch import Tensor
 
 from nvalchemi_lightning.data.atomic_data import AtomicData
@@ -17,38 +14,42 @@ from nvalchemi_lightning.data.batch import Batch
 from nvalchemi_lightning.data.indices import IndexLike, resolve_indices
 from nvalchemi_lightning.data.zarr_append import Appender
 from nvalchemi_lightning.data.zarr_arrays import array_of, create_array, create_store
+from nvalchemi_lightning.data.zarr_defragment import copy_active, verify_copy
+from nvalchemi_lightning.data.zarr_delete import delete_samples
 from nvalchemi_lightning.data.zarr_layout import (
     LEVEL_NAMES,
-    StoredField,
     ZarrArrayConfig,
     ZarrStoreLike,
     ZarrWriteConfig,
     committed_samples,
-    declared_levels,
     last_pointer,
     local_path,
     open_store,
+    pin_attributes,
     store_name,
-    stored_array,
     stored_fields,
 )
+from nvalchemi_lightning.data.zarr_swap import built_beside, place_store, replace_store, writing
 from nvalchemi_lightning.errors import ConfigurationError, ConfigurationTypeError, DataError, UnknownNameError, nearest
 
 __all__ = ["AtomicDataZarrWriter", "Structures", "ZarrArrayConfig", "ZarrWriteConfig"]
+
+_NOTHING = "there is no store"
+_UNFINISHED = "what is there holds no structures, and the next write replaces it"
+_COPY = "write what AtomicDataZarrReader reads from it to another place"
 
 Structures: TypeAlias = "AtomicData | Batch | Iterable[AtomicData | Batch]"
 
 
 class AtomicDataZarrWriter:
-    """Writes structures to a store, adds to it and deletes from it.
+    """Writes structures to a store, adds to it, deletes from it and rewrites it.
 
     Parameters
     ----------
     store : str, PathLike, zarr Store, StorePath or dict
         Where to.
     config : ZarrWriteConfig, optional
-        Chunks and codecs of new arrays; default: Zstandard and chunks of about 64 kB, which suit random reads of
-        small structures.
+        Chunks and codecs of new arrays; the defaults suit random reads of small structures.
 
     Notes
     -----
@@ -87,6 +88,8 @@ class AtomicDataZarrWriter:
             If there are no structures, or they do not fit together.
         ConfigurationTypeError
             If something else than structures is given.
+        StoreWriteError
+            If the file system refuses; there is then no store.
 
         Notes
         -----
@@ -95,17 +98,17 @@ class AtomicDataZarrWriter:
         """
         path = local_path(self._store)
         if path is None:
-            self._fill(create_store(self._store, self._config), structures)
+            self._fill(create_store(self._store, self._config), structures, _UNFINISHED)
             return
         if path.exists():
             raise FileExistsError(f"{path} exists; append to it, remove it, or choose another path")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}.partial")
-        try:
-            self._fill(create_store(partial, self._config), structures)
-            partial.rename(path)
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
+        with built_beside(path) as partial:
+            with writing(self.name, _NOTHING):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                group = create_store(partial, self._config)
+            self._fill(group, structures, _NOTHING)
+            with writing(self.name, _NOTHING):
+                place_store(partial, path)
 
     def append(self, structures: Structures) -> None:
         """Add structures behind those that the store has.
@@ -126,22 +129,27 @@ class AtomicDataZarrWriter:
             If something else than structures is given.
         StoreError
             If the store is damaged.
+        StoreWriteError
+            If the file system refuses; the store then is what it was.
 
         Notes
         -----
         All or nothing: the number of structures is written last, and rows beyond it do not count.
         """
-        self._fill(open_store(self._store, "r+"), structures)
+        self._fill(open_store(self._store, "r+"), structures, "the store holds what it did before")
 
-    def _fill(self, group: zarr.Group, structures: Structures) -> None:
+    def _fill(self, group: zarr.Group, structures: Structures, state: str) -> None:
         appender = Appender(group, self.name, self._config)
         empty = True
+        # Outside of writing(): what goes wrong while structures are drawn is theirs.
         for block in _blocks(structures, self._config.block_size):
-            appender.add(block)
+            with writing(self.name, state):
+                appender.add(block)
             empty = False
         if empty:
             raise DataError(f"there are no structures to write to {self.name}")
-        appender.commit()
+        with writing(self.name, state):
+            appender.commit()
 
     def add_custom(self, key: str, values: Tensor, level: str) -> None:
         """Add a field for the structures that the store has, deleted ones included.
@@ -165,6 +173,8 @@ class AtomicDataZarrWriter:
             If the level does not exist.
         DataError
             If the number of rows is wrong.
+        StoreWriteError
+            If the file system refuses; the store then is what it was.
         """
         if level not in LEVEL_NAMES:
             raise UnknownNameError(
@@ -180,11 +190,12 @@ class AtomicDataZarrWriter:
         rows = array_of(values, key)
         if not rows.ndim or len(rows) != expected:
             raise DataError(f"{key!r} must have {expected} rows, one per stored {level}, got shape {rows.shape}")
-        create_array(group, f"custom/{key}", rows, self._config)
-        # What a store declares beside the two groups, for levels of its own, stays.
-        declared: Any = group.attrs.get("fields", {})
-        new = declared_levels({**fields, key: StoredField(key, "custom", LEVEL_NAMES[level])})
-        group.attrs["fields"] = {**declared, **new}
+        with writing(self.name, "the store holds what it did before"):
+            pin_attributes(group, self.name)
+            create_array(group, f"custom/{key}", rows, self._config)
+            # The field counts once it is declared.
+            declared: Any = group.attrs["fields"]
+            group.attrs["fields"] = {**declared, "custom": {**declared.get("custom", {}), key: level}}
 
     def _level_rows(self, group: zarr.Group) -> dict[str, int]:
         samples = committed_samples(group, self.name)
@@ -209,20 +220,53 @@ class AtomicDataZarrWriter:
             If there is no store.
         IndexError
             If there is no such structure.
+        StoreWriteError
+            If the file system refuses; some of the structures may be deleted then, so delete them again.
         """
         group = open_store(self._store, "r+")
         samples = np.unique(resolve_indices(indices, committed_samples(group, self.name), self.name))
-        if not len(samples):
-            return
-        # The mask first: what readers go by is then right even if the rest is interrupted.
-        _fill_rows(stored_array(group, "meta/samples_mask", self.name), _runs(samples, samples + 1))
-        runs = {"system": _runs(samples, samples + 1)}
-        for level, kind in (("node", "atoms"), ("edge", "edges")):
-            ptr = np.asarray(stored_array(group, f"meta/{kind}_ptr", self.name)[:])
-            runs[level] = _runs(ptr[samples], ptr[samples + 1])
-            _fill_rows(stored_array(group, f"meta/{kind}_mask", self.name), runs[level])
-        for field in stored_fields(group, self.name).values():
-            _fill_rows(stored_array(group, field.path, self.name), runs[field.level])
+        if len(samples):
+            with writing(self.name, "each of the structures is deleted or not; call delete again"):
+                delete_samples(group, samples, self.name)
+
+    def defragment(self, config: ZarrWriteConfig | None = None) -> None:
+        """Rewrite the store without deleted structures and the remains of unfinished writes.
+
+        Parameters
+        ----------
+        config : ZarrWriteConfig, optional
+            New chunks and codecs; default: those that the arrays have.
+
+        Raises
+        ------
+        FileNotFoundError
+            If there is no store.
+        ConfigurationError
+            If the store is not a local folder.
+        StoreError
+            If the store is damaged; it is then untouched.
+        StoreWriteError
+            If the file system refuses, as when there is no space for a second copy; the store is then untouched.
+
+        Notes
+        -----
+        Physical numbers change, and readers that are open have to be refreshed; they notice. The new store is written
+        beside the old one, compared with it bit by bit, and takes its place by renaming, so an interruption at any
+        moment loses nothing: at worst the store lies under a hidden name, from which ``repair_store`` fetches it.
+
+        Arrays that the attribute ``fields`` does not declare are not copied: an unfinished ``append`` or
+        ``add_custom`` may have left them.
+        """
+        path = local_path(self._store)
+        if path is None:
+            raise ConfigurationError(f"{self.name} is not a local folder, so it cannot be rewritten in place; {_COPY}")
+        open_store(self._store, "r")
+        # A link to a store stays a link.
+        path = path.resolve()
+        with writing(self.name, "the store is what it was"), built_beside(path) as partial:
+            copy_active(path, partial, config)
+            verify_copy(path, partial, self._config.block_size)
+            replace_store(partial, path)
 
 
 def _blocks(structures: Structures, size: int) -> Iterator[Batch]:
@@ -248,16 +292,3 @@ def _blocks(structures: Structures, size: int) -> Iterator[Batch]:
 
 def _kind(value: object) -> str:
     return type(value).__name__
-
-
-def _runs(starts: NDArray[np.int64], stops: NDArray[np.int64]) -> list[tuple[int, int]]:
-    """Merge ascending ranges that touch."""
-    first = np.concatenate(([True], starts[1:] != stops[:-1]))
-    last = np.concatenate((first[1:], [True]))
-    return list(zip(starts[first].tolist(), stops[last].tolist(), strict=True))
-
-
-def _fill_rows(array: zarr.Array[Any], runs: list[tuple[int, int]]) -> None:
-    for start, stop in runs:
-        if stop > start:
-            array[start:stop] = 0

@@ -15,12 +15,21 @@ import numpy as np
 import pytest
 import torch
 import zarr
+from feeding_stores import SMALL_CHUNKS, fields_of
 from feeding_structures import make_structures
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from zarr.codecs import GzipCodec, ZstdCodec
 
-from nvalchemi_lightning.data import AtomicData, AtomicDataZarrReader, AtomicDataZarrWriter, Batch
+from nvalchemi_lightning.data import (
+    AtomicData,
+    AtomicDataZarrReader,
+    AtomicDataZarrWriter,
+    Batch,
+    DataLoader,
+    Dataset,
+    Reader,
+)
 from nvalchemi_lightning.data.zarr_layout import ZarrArrayConfig, ZarrWriteConfig
 from nvalchemi_lightning.errors import (
     ConfigurationError,
@@ -31,11 +40,6 @@ from nvalchemi_lightning.errors import (
 )
 
 SAMPLES = ("mixed32.zarr", "mols16_zstd_append.zarr", "solids_edges_custom.zarr")
-SMALL_CHUNKS = ZarrWriteConfig(chunk_bytes=64, block_size=3)
-
-
-def fields_of(data) -> dict[str, list]:
-    return {name: value.tolist() for name, value in data}
 
 
 def same(first, second) -> bool:
@@ -518,6 +522,7 @@ def test_feeding_interrupted_append_changes_nothing(store, structures):
 
 KILLED = """
 import os, sys
+from feeding_stores import SMALL_CHUNKS, fields_of
 from feeding_structures import make_structures
 from nvalchemi_lightning.data import AtomicDataZarrWriter
 from nvalchemi_lightning.data.zarr_layout import ZarrWriteConfig
@@ -648,9 +653,12 @@ def test_feeding_refresh_sees_appended_structures(store, structures):
     assert len(reader) == 23
 
 
-def test_feeding_each_chunk_is_decoded_once_per_batch(store, tmp_path, structures, monkeypatch):
-    """B113: even without any cache."""
-    AtomicDataZarrWriter(tmp_path / "s", SMALL_CHUNKS).write(structures(30))
+COMPRESSED = ZarrWriteConfig(core=ZarrArrayConfig(compressors=ZstdCodec()), chunk_bytes=64, block_size=3)
+
+
+def test_feeding_each_chunk_is_decoded_once_per_batch(tmp_path, structures, monkeypatch):
+    """B113: even without any cache, and with one that holds everything only once at all."""
+    AtomicDataZarrWriter(tmp_path / "s", COMPRESSED).write(structures(30))
     reads: list[Path] = []
     original = Path.read_bytes
     monkeypatch.setattr(Path, "read_bytes", lambda path: (reads.append(path), original(path))[1])
@@ -667,10 +675,98 @@ def test_feeding_each_chunk_is_decoded_once_per_batch(store, tmp_path, structure
     assert len(reads) == count
 
 
-def test_feeding_cache_is_bounded(tmp_path, structures):
-    AtomicDataZarrWriter(tmp_path / "s", SMALL_CHUNKS).write(structures(60))
-    reader = AtomicDataZarrReader(tmp_path / "s", cache_bytes=500)
-    reader.read_batch(range(60))
-    chunks = reader._here._cache._chunks
-    assert 300 < sum(chunk.nbytes for chunk in chunks.values()) <= 500
-    assert reader._here._cache._held == sum(chunk.nbytes for chunk in chunks.values())
+@pytest.mark.parametrize("compressors", [None, ZstdCodec()])
+def test_feeding_cache_is_bounded(tmp_path, structures, compressors):
+    """Arrays that fit are kept whole, of the others some chunks; without compression none."""
+    config = ZarrWriteConfig(core=ZarrArrayConfig(compressors=compressors), chunk_bytes=64)
+    AtomicDataZarrWriter(tmp_path / "s", config).write(structures(60))
+    reader = AtomicDataZarrReader(tmp_path / "s", cache_bytes=1000)
+    everything = reader.read_batch(range(60))
+    cache = reader._here._cache
+    held = sum(chunk.nbytes for chunk in cache._chunks.values())
+    assert cache._held == held
+    assert cache._limit < 1000
+    # The chunk that was asked for last is kept whatever its size.
+    assert held <= cache._limit or len(cache._chunks) == 1
+    assert (held == 0) == (compressors is None)
+    order = np.random.default_rng(1).permutation(60)
+    assert torch.equal(reader.read_batch(order).energy, everything.energy[order])
+
+
+def test_feeding_floating_fields_are_stored_as_they_are(store):
+    """B113: rows without compression are read alone, and digits hardly compress."""
+    stored = zarr.open_group(store, mode="r")
+    assert stored["core/forces"].compressors == ()
+    assert len(stored["core/atomic_numbers"].compressors) == 1
+    (store / "core" / "forces" / "c" / "0" / "0").write_bytes(b"short")
+    with pytest.raises(StoreError, match=r"rows 0 to \d+ of core/forces cannot be decoded"):
+        AtomicDataZarrReader(store, cache_bytes=0).read(3)
+    (store / "core" / "forces" / "c" / "0" / "0").unlink()
+    assert not AtomicDataZarrReader(store, cache_bytes=0).read(3)[0]["forces"].any()
+
+
+def test_feeding_consolidated_metadata_is_not_believed(store, structures):
+    """A consolidated copy of the metadata is not told when an array grows."""
+    with pytest.warns(UserWarning, match="[Cc]onsolidated"):
+        zarr.consolidate_metadata(store)
+    AtomicDataZarrWriter(store).append(structures(2))
+    assert len(read_all(store)) == 22
+
+
+# What a reader tells --------------------------------------------------------------------------------------------
+
+
+def test_feeding_reader_describes_the_store(store):
+    AtomicDataZarrWriter(store).delete(3)
+    reader = AtomicDataZarrReader(store)
+    atoms = reader.level_sizes()["node"]
+    assert reader.level_sizes() == {"node": atoms, "edge": 0, "system": 20}
+    assert (reader.num_samples, len(reader)) == (20, 19)
+    assert reader.schema()["forces"] == ("node", np.dtype("float32"), (3,))
+    assert reader.schema()["energy"].level == "system"
+    assert reader.field_array("forces").shape == (atoms, 3)
+    reader.check_integrity()
+    with pytest.raises(UnknownNameError, match="has no field 'force'; did you mean 'forces'"):
+        reader.field_array("force")
+
+
+class Numbered(Reader):
+    field_levels = {"site": "node"}  # noqa: RUF012
+
+    def __len__(self):
+        return 5
+
+    def _load_sample(self, index):
+        return {
+            "positions": torch.zeros(2, 3),
+            "atomic_numbers": torch.ones(2, dtype=torch.int64),
+            "energy": torch.full((1, 1), float(index)),
+            "site": torch.arange(2),
+        }
+
+
+class Together(Reader):
+    def __len__(self):
+        return 20
+
+    def _load_many_samples(self, indices):
+        made = make_structures(20)
+        return [made[index] for index in indices]
+
+
+def test_feeding_readers_of_ones_own():
+    """A format of one's own needs a length and one method."""
+    reader = Numbered()
+    assert reader.read_batch([4, -4]).energy.flatten().tolist() == [4.0, 1.0]
+    assert reader.read_batch([0]).field_levels["site"] == "node"
+    tensors, origin = reader[-1]
+    assert tensors["energy"].item() == 4.0
+    assert origin == {"index": 4, "source_file": "Numbered"}
+    loader = DataLoader(Dataset(Together()), batch_size=8)
+    assert [batch.energy.flatten().tolist()[0] for batch in loader] == [0.0, 8.0, 16.0]
+    assert Together().read(2)[0]["energy"].item() == 2.0
+    with pytest.raises(IndexError, match="Numbered: sample 5 is out of range for 5 samples"):
+        reader.read(5)
+    incomplete = type("Incomplete", (Reader,), {"__len__": lambda _: 1})()
+    with pytest.raises(ConfigurationTypeError, match=r"Incomplete needs _load_sample\(index\) or _load_many_samples"):
+        incomplete.read(0)
