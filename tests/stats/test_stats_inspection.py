@@ -98,7 +98,7 @@ def test_edges_and_storage(tmp_path: Path) -> None:
     found = inspect_data(store)
     assert found.edges == 4
     storage = found.fields["positions"].storage
-    assert (storage.codec, storage.chunk_rows) == ("zstd", 64 * 1024 // 24)
+    assert (storage.codec, storage.chunk_rows) == ("none", 64 * 1024 // 24)
     files = [file for folder in ("meta", "core") for file in (store / folder).glob("*/**/*") if file.is_file()]
     assert found.bytes == sum(file.stat().st_size for file in files)
     assert storage.bytes == sum(file.stat().st_size for file in files if "positions" in file.parts)
