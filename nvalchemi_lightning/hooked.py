@@ -107,7 +107,7 @@ class HookedRecipe(CountedRecipe):
     @cached_property
     def resume(self) -> ResumePoint:
         """What a checkpoint holds besides the recipe, weights, hooks and counters."""
-        return ResumePoint()
+        return ResumePoint(lambda: each_hook(self.registry))
 
     @property
     def lightning_callbacks(self) -> list[Any]:

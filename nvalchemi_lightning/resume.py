@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,7 +15,12 @@ __all__ = ["ResumePoint", "gather_from_ranks", "keeping_random_states"]
 
 
 class ResumePoint:
-    """Random states, and what is still to be done at the present point of the loop.
+    """Random states, what is due at the present point of the loop, and what hooks hold on this rank alone.
+
+    Parameters
+    ----------
+    hooks : callable, optional
+        Returns the hooks of the run; those with ``rank_state_dict`` and ``load_rank_state_dict`` are asked.
 
     Attributes
     ----------
@@ -25,7 +30,8 @@ class ResumePoint:
         Whether a validation is due that has not taken place yet.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, hooks: Callable[[], Iterable[Any]] = tuple) -> None:
+        self._hooks = hooks
         self.validated_at: int | None = None
         self.validation_due = False
         self._pass_began: Mapping[str, Any] | None = None
@@ -42,7 +48,13 @@ class ResumePoint:
             "pass_began": self._pass_began,
             "validated_at": self.validated_at,
             "validation_due": self.validation_due,
+            "hooks": {key: hook.rank_state_dict() for key, hook in self._holders().items()},
         }
+
+    def _holders(self) -> dict[str, Any]:
+        """Return the hooks that hold something on every rank, keyed by their place."""
+        holders = (hook for hook in self._hooks() if hasattr(hook, "rank_state_dict"))
+        return {f"{place}:{type(hook).__name__}": hook for place, hook in enumerate(holders)}
 
     def load(self, ranks: Mapping[int, Mapping[str, Any]]) -> None:
         """Take over what `gather_from_ranks` collected; it counts from the beginning of the next run.
@@ -82,6 +94,9 @@ class ResumePoint:
             return False
         self._pass_began = own["pass_began"]
         self.validated_at, self.validation_due = own["validated_at"], own["validation_due"]
+        holders = self._holders()
+        for key in own["hooks"].keys() & holders.keys():
+            holders[key].load_rank_state_dict(own["hooks"][key])
         restore_random_states(own["random"])
         return True
 

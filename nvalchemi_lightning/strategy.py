@@ -108,6 +108,7 @@ class TrainingStrategy(TrainingRecipe):
             self.prepare_hooks()
             move_to_devices(self.models, self.devices)
             self.registry.fire(TrainingStage.SETUP, self.context(None))
+            self.resume.take_over(rank=0, world_size=1)
             with self.training_mode():
                 self._train_guarded(batch.to(self.devices[0], non_blocking=True))
 

@@ -75,8 +75,8 @@ class GradientAccumulationHook(StrictModel, TrainingUpdateHook):
     changes nothing. ``ctx.loss`` and ``ctx.losses`` are those of the batch; that of the window is ``ctx.window_loss``
     and logged as ``loss/window``.
 
-    A checkpoint within a window holds its gradients, and training goes on exactly; on several ranks only a
-    checkpoint between windows can be saved. In `train_batch` every ``steps`` calls are a window.
+    A checkpoint within a window holds its gradients, those of every rank, and training goes on exactly. In
+    `train_batch` every ``steps`` calls are a window.
 
     Examples
     --------
@@ -217,21 +217,25 @@ class GradientAccumulationHook(StrictModel, TrainingUpdateHook):
     # Checkpoints ------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the gradients of an unfinished window and what is needed to go on; empty between windows.
+        """Return the gradients of an unfinished window and what is needed to go on.
 
-        Raises
-        ------
-        TrainingStateError
-            Within a window of several ranks, each of which has gradients of its own.
+        Empty between windows, and on several ranks, each of which has gradients of its own: see `rank_state_dict`.
         """
+        return {} if rank_and_world()[1] > 1 else self._window_state()
+
+    def rank_state_dict(self) -> dict[str, Any]:
+        """Return on several ranks what `state_dict` returns on one."""
+        return self._window_state() if rank_and_world()[1] > 1 else {}
+
+    def load_rank_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over the unfinished window of this rank; on one rank it came with `load_state_dict`."""
+        if state:
+            self.load_state_dict(state)
+
+    def _window_state(self) -> dict[str, Any]:
         unfinished = self._unfinished
         if unfinished is None:
             return {}
-        if rank_and_world()[1] > 1:
-            raise TrainingStateError(
-                f"a checkpoint within an accumulation window (batch {unfinished.batches} of {self.steps}) would "
-                "hold the gradients of one rank only; save it after a step, as CheckpointHook does"
-            )
         gradients = unfinished.gradients
         if gradients is None:
             named = iter_qualified_named_parameters(self._workflow.models)

@@ -17,7 +17,8 @@ class Hook(Protocol):
 
     Three members are required. Further members are used when they exist: ``_runs_on_stage(stage) -> bool`` (decides
     the stages instead of ``stage``), ``on_register(workflow)``, ``prepare_strategy(workflow)`` (at the top of every
-    run), ``__enter__``/``__exit__`` or ``close()`` (around the run), and ``state_dict``/``load_state_dict``.
+    run), ``__enter__``/``__exit__`` or ``close()`` (around the run), ``state_dict``/``load_state_dict`` (a state that
+    is the same on all ranks), and ``rank_state_dict``/``load_rank_state_dict`` (one that each rank has for itself).
 
     Attributes
     ----------

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 from resume_rigs import SCENARIOS, Noisy, Scenario, differing, outcome
 
 from nvalchemi_lightning.hooks import CheckpointHook
@@ -70,6 +70,28 @@ def native_checkpoints(folder: Path, scenario: Scenario) -> list[list[str]]:
     return found
 
 
+class EveryBatch(Checkpoint):
+    """Saves after every batch, also where it made no step."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *_: Any) -> None:
+        trainer.save_checkpoint(self.folder / f"batch={pl_module.recipe.batch_count}.ckpt")
+
+
+def within_windows(folder: Path, scenario: Scenario) -> list[list[str]]:
+    whole = AlchemiModule(scattered(scenario, 0))
+    Trainer(callbacks=[EveryBatch(folder)], **DDP, **QUIET, enable_checkpointing=False).fit(whole, scenario.loader())
+    expected, found = outcome(whole.recipe), []
+    for batch in (1, 2, 4):
+        again = AlchemiModule(scattered(scenario, 6))
+        trainer = Trainer(**DDP, **QUIET, enable_checkpointing=False)
+        trainer.fit(again, scenario.loader(), ckpt_path=folder / f"batch={batch}.ckpt")
+        found.append(differing(outcome(again.recipe), expected))
+    return found
+
+
 def main(folder: Path) -> None:
     warnings.simplefilter("error")
     warnings.filterwarnings("ignore", message="Checkpoint directory")
@@ -79,6 +101,7 @@ def main(folder: Path) -> None:
     for number, name in enumerate(("plain", "random transforms", "plateau by steps")):
         found[f"{name}, own"] = own_checkpoints(folder / f"own{number}", SCENARIOS[name])
         found[f"{name}, native"] = native_checkpoints(folder / f"native{number}", SCENARIOS[name])
+    found["within windows"] = within_windows(folder / "windows", SCENARIOS["accumulation"])
     (folder / f"found_{RANK}").write_text(json.dumps(found))
 
 

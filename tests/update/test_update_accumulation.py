@@ -390,13 +390,20 @@ def test_a_window_of_other_arguments_is_refused(tmp_path: Path) -> None:
     assert hook.state_dict() == {}
 
 
-def test_no_checkpoint_of_one_rank_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_of_several_ranks_keeps_its_own_window(monkeypatch: pytest.MonkeyPatch) -> None:
     hook = GradientAccumulationHook(2, normalize="batch")
     what = strategy(hook)
     what.train_batch(constant(1)[0])
+    assert hook.rank_state_dict() == {}
+    state = hook.state_dict()
     monkeypatch.setattr("nvalchemi_lightning.hooks.gradient_accumulation.rank_and_world", lambda: (0, 2))
-    with pytest.raises(TrainingStateError, match=r"batch 1 of 2\) would hold the gradients of one rank only"):
-        hook.state_dict()
+    assert hook.state_dict() == {}
+    assert hook.rank_state_dict().keys() == state.keys()
+    fresh = GradientAccumulationHook(2, normalize="batch")
+    fresh.load_rank_state_dict({})
+    assert fresh.rank_state_dict() == {}
+    fresh.load_rank_state_dict(state)
+    assert fresh.rank_state_dict()["gradients"].keys() == state["gradients"].keys()
 
 
 # Others
