@@ -219,7 +219,7 @@ class TestDuplicates:
         report = check(MOLECULES, against=[[*OTHERS, MOLECULES[5], MOLECULES[6]]])
         finding = only(named(report, "duplicates"))
         assert (finding.severity, finding.source, finding.count) == ("warning", "argument 1, argument 2", 2)
-        assert finding.message == "the same structure again: in training and held-out data"
+        assert finding.message == "the same structure again, in training and held-out data"
         assert finding.places[0] == Place("argument 2", 40, "as argument 1: frame 5")
 
     def test_contradicting_labels_are_warnings(self) -> None:

@@ -58,7 +58,7 @@ def test_held_out_sets_are_given_one_by_one(tmp_path: Path, capsys: pytest.Captu
     outcome = run_here(capsys, "data", "check", train, "--against", held_out, "--against", test)
     assert outcome.code == 1
     assert f"error: {test}: Cl is not among H, F" in outcome.out
-    assert f"warning: {train}, {held_out}: the same structure again: in training and held-out data" in outcome.out
+    assert f"warning: {train}, {held_out}: the same structure again, in training and held-out data" in outcome.out
     assert f"  {held_out}: frame 0: as {train}: frame 0" in outcome.out
 
 

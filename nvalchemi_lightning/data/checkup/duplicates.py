@@ -91,17 +91,18 @@ class Duplicates:
             place = int(kept.sets[one]), int(kept.sets[two])
             examples = (contradictions if differs else repeats).setdefault(place, Examples())
             examples.add(self._sources[kept.sets[two]], self._numbers[two], seen)
-        yield from self._conclusions("the same geometry with another energy", contradictions)
-        yield from self._conclusions("the same structure", repeats)
+        yield from self._conclusions("the same geometry with another energy", contradictions, "warning")
+        yield from self._conclusions("the same structure again", repeats, "note")
         yield from self._correlated(kept, set(repeats) | set(contradictions))
 
-    def _conclusions(self, what: str, found: dict[tuple[int, int], Examples]) -> Iterator[Conclusion]:
+    def _conclusions(
+        self, what: str, found: dict[tuple[int, int], Examples], severity: Severity
+    ) -> Iterator[Conclusion]:
         for (one, two), examples in sorted(found.items()):
             source = self._sources[one] if one == two else f"{self._sources[one]}, {self._sources[two]}"
             leak = self._held_out[one] != self._held_out[two]
-            severity: Severity = "warning" if leak or "energy" in what else "note"
-            message = f"{what} again" + (": in training and held-out data" if leak else "")
-            yield Conclusion(message, examples, severity, source)
+            message = what + (", in training and held-out data" if leak else "")
+            yield Conclusion(message, examples, "warning" if leak else severity, source)
 
     def _correlated(self, kept: _Kept, leaks: set[tuple[int, int]]) -> Iterator[Conclusion]:
         held_out = np.array(self._held_out, bool)[kept.sets] if self._held_out else np.empty(0, bool)
@@ -134,11 +135,11 @@ class _Kept:
         prints, compositions = self.prints[order], self.compositions[order]
         unpaired = np.ones(len(order), bool)
         for step in range(1, len(order)):
-            candidates = (compositions[step:] == compositions[:-step]) & (prints[step:, 0] - prints[:-step, 0] < _SAME)
-            if not candidates.any():
+            close = prints[step:, 0] - prints[:-step, 0] < _SAME
+            places = np.flatnonzero(close & unpaired[step:] & (compositions[step:] == compositions[:-step]))
+            if not len(places):
                 return
-            places = np.flatnonzero(candidates)
-            agree = (np.abs(prints[places + step] - prints[places]) < _SAME).all(1) & unpaired[places + step]
+            agree = (np.abs(prints[places + step] - prints[places]) < _SAME).all(1)
             for place in places[agree].tolist():
                 unpaired[place + step] = False
                 yield Pair(int(order[place]), int(order[place + step]))
@@ -146,12 +147,12 @@ class _Kept:
     def near(self, asked: NDArray[np.int64], among: NDArray[np.int64]) -> int:
         """Count the structures asked for that have a near one among others."""
         order = among[np.lexsort((self.prints[among, 0], self.compositions[among]))]
+        compositions, prints = self.compositions[order], self.prints[order]
         count = 0
         for one in asked.tolist():
-            block = slice(*np.searchsorted(self.compositions[order], self.compositions[one] + np.array([0, 1])))
-            own = order[block]
-            low, high = np.searchsorted(self.prints[own, 0], self.prints[one, 0] + np.array([-_NEAR, _NEAR]))
-            count += bool((np.abs(self.prints[own[low:high]] - self.prints[one]) < _NEAR).all(1).any())
+            start, end = np.searchsorted(compositions, self.compositions[one] + np.array([0, 1]))
+            low, high = start + np.searchsorted(prints[start:end, 0], self.prints[one, 0] + np.array([-_NEAR, _NEAR]))
+            count += bool((np.abs(prints[low:high] - self.prints[one]) < _NEAR).all(1).any())
         return count
 
 
