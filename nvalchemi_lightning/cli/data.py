@@ -7,6 +7,7 @@ import typer
 from nvalchemi_lightning.cli.data_check import check
 from nvalchemi_lightning.cli.data_convert import convert
 from nvalchemi_lightning.cli.data_inspect import inspect
+from nvalchemi_lightning.cli.data_repair import repair
 from nvalchemi_lightning.cli.data_stats import stats
 
 __all__ = ["app"]
@@ -22,4 +23,5 @@ def _group() -> None:
 app.command("check")(check)
 app.command("convert")(convert)
 app.command("inspect")(inspect)
+app.command("repair")(repair)
 app.command("stats")(stats)
