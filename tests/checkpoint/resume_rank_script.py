@@ -82,11 +82,12 @@ class EveryBatch(Checkpoint):
 
 def within_windows(folder: Path, scenario: Scenario) -> list[list[str]]:
     whole = AlchemiModule(scattered(scenario, 0))
-    Trainer(callbacks=[EveryBatch(folder)], **DDP, **QUIET, enable_checkpointing=False).fit(whole, scenario.loader())
+    Trainer(callbacks=[EveryBatch(folder)], **DDP, **QUIET).fit(whole, scenario.loader())
     expected, found = outcome(whole.recipe), []
     for batch in (1, 2, 4):
         again = AlchemiModule(scattered(scenario, 6))
-        trainer = Trainer(**DDP, **QUIET, enable_checkpointing=False)
+        again_saver = EveryBatch(folder / "again")
+        trainer = Trainer(callbacks=[again_saver], **DDP, **QUIET)
         trainer.fit(again, scenario.loader(), ckpt_path=folder / f"batch={batch}.ckpt")
         found.append(differing(outcome(again.recipe), expected))
     return found
