@@ -101,7 +101,7 @@ def convert(
     seed : int, default 0
         Seed of ``split``.
     config : ZarrWriteConfig, optional
-        Chunks and codecs of the store.
+        Chunks and codecs of the store; default: blocks of 4096 structures, which is what an interruption costs.
     advance : callable, optional
         Called with the number of structures that were read since the last call.
 
@@ -140,7 +140,7 @@ def convert(
         split=None if split is None else checked_fractions(split),
         split_by=split_by,
         seed=seed,
-        config=config if config is not None else ZarrWriteConfig(),
+        config=config if config is not None else ZarrWriteConfig(block_size=4096),
     )
     record = _begun(job, resume)
     if not record.stores:

@@ -86,7 +86,8 @@ class BlockWriter:
     def _write(self) -> None:
         record, pieces = self._record, self._pending
         try:
-            self._appender.add(Batch.from_data_list([piece.data for piece in pieces]))
+            batch = Batch.from_data_list([piece.data for piece in pieces])
+            self._appender.add(batch)
         except DataError as error:
             ends = [f"frame {piece.frame} of {self._names[piece.source]}" for piece in (pieces[0], pieces[-1])]
             raise type(error)(f"from {ends[0]} to {ends[1]}: {error}") from error
@@ -97,7 +98,7 @@ class BlockWriter:
         self._appender.commit()
         record.structures += len(pieces)
         for label in _LABELS:
-            record.labelled[label] = record.labelled.get(label, 0) + sum(_has(piece.data, label) for piece in pieces)
+            record.labelled[label] = record.labelled.get(label, 0) + _labelled(batch, label)
         self._pending, self._parts = [], []
 
     def _part(self, piece: Piece, key: str) -> int:
@@ -117,8 +118,15 @@ def _group(store: Path, record: Record, config: ZarrWriteConfig) -> zarr.Group:
     return group
 
 
-def _has(data: AtomicData, label: str) -> bool:
-    return label in data and not bool(getattr(data, label).isnan().all())
+def _labelled(batch: Batch, label: str) -> int:
+    """Return how many structures have a label that is not missing throughout."""
+    if label not in batch:
+        return 0
+    values = batch[label]
+    known = ~values.isnan().reshape(len(values), -1).all(dim=1).numpy()
+    if batch.field_levels[label] == "node":
+        known = np.logical_or.reduceat(known, batch.batch_ptr[:-1].numpy())
+    return int(known.sum())
 
 
 def _part_name(data: AtomicData, key: str) -> str | None:

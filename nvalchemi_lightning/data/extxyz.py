@@ -11,36 +11,43 @@ from collections.abc import Callable, Iterator
 from io import StringIO
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 import numpy as np
+from numpy.typing import NDArray
 
-from nvalchemi_lightning.data.ase import symmetric_matrix
+from nvalchemi_lightning.data.ase import raw_structure
 from nvalchemi_lightning.data.dialect import Dialect
+from nvalchemi_lightning.data.extxyz_comment import parse_comment
+from nvalchemi_lightning.data.raw_structure import RawStructure, symmetric_matrix
 from nvalchemi_lightning.data.translate import six_to_matrix
 from nvalchemi_lightning.errors import DataError
-
-if TYPE_CHECKING:
-    from ase import Atoms
 
 __all__ = ["frame_comments", "frame_texts", "is_extxyz", "parse_frame"]
 
 _OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 
-
 _SIX = re.compile(r'((?<!\S)(?:stress|virial)=)"\s*(\S+(?:\s+\S+){5})\s*"')
 """A stress or virial of six numbers under the names for which ASE demands nine."""
 
+_PLAIN_COLUMNS = re.compile(r"species:S:1:pos:R:3((?::(?!species:|pos:|Z:|initial_charges:)[^:]+:R:[1-9]\d*)*)")
+"""Columns of an element, a position and other numbers."""
 
-def _opened(path: Path) -> TextIO:
-    opened: TextIO = _OPENERS.get(path.suffix, open)(path, "rt", encoding="utf-8")
-    return opened
+_POSITIONS_ONLY = "species:S:1:pos:R:3"
+
+_RESULTS = ("energy", "free_energy", "stress", "dipole", "magmom")
+"""Names of the structure that ASE takes for results of a calculator."""
 
 
 def is_extxyz(path: Path) -> bool:
     """Say whether the name of a file is that of an extended XYZ file."""
     plain = path.with_suffix("") if path.suffix in _OPENERS else path
     return plain.suffix in (".xyz", ".extxyz")
+
+
+def _opened(path: Path) -> TextIO:
+    opened: TextIO = _OPENERS.get(path.suffix, open)(path, "rt", encoding="utf-8")
+    return opened
 
 
 def frame_texts(path: Path) -> Iterator[str]:
@@ -57,9 +64,10 @@ def frame_texts(path: Path) -> Iterator[str]:
             if line.isspace():
                 line = file.readline()
                 continue
-            lines = [line, *islice(file, _atoms(line) + 1)]
-            if len(lines) < _atoms(line) + 2:
-                raise DataError(f"the file ends after {max(len(lines) - 2, 0)} of {_atoms(line)} atoms")
+            atoms = _atoms(line)
+            lines = [line, *islice(file, atoms + 1)]
+            if len(lines) < atoms + 2:
+                raise DataError(f"the file ends after {max(len(lines) - 2, 0)} of {atoms} atoms")
             line = file.readline()
             while line.lstrip().startswith("VEC"):  # Lattice vectors may follow the atoms.
                 lines.append(line)
@@ -91,38 +99,93 @@ def _atoms(line: str) -> int:
     return count
 
 
-def parse_frame(text: str, dialect: Dialect) -> Atoms:
-    """Return a frame as ASE reads it, except that a stress or virial of six numbers becomes a matrix.
+def parse_frame(text: str, dialect: Dialect) -> RawStructure:
+    """Return what a frame says, with a stress or virial of six numbers as a matrix in the order of the dialect.
+
+    Frames whose columns are an element and numbers are read here, which is faster; all others by ASE.
 
     Raises
     ------
     DataError
         If the stress is not symmetric, or an atom has too few columns.
+    KeyError
+        If there is no such element.
+    ValueError
+        If something is not a number.
     """
-    from ase.io.extxyz import key_val_str_to_dict, read_xyz
+    head, comment, rows = text.split("\n", 2)
 
-    parse: Any = key_val_str_to_dict
+    def parse(line: str) -> dict[str, Any]:
+        info = parse_comment(_SIX.sub(lambda match: _nine(match, dialect), line))
+        stress = info.get("stress")
+        if stress is not None and not np.isnan(stress).all():  # ASE would take the upper triangle.
+            info["stress"] = symmetric_matrix("stress", stress)[0]
+        return info
 
-    def expand(match: re.Match[str]) -> str:
-        numbers = np.array([float(number) for number in match[2].split()])
-        return f'{match[1]}"{" ".join(map(repr, six_to_matrix(numbers, dialect).ravel().tolist()))}"'
+    info = parse(comment)
+    columns = _PLAIN_COLUMNS.fullmatch(info.get("Properties", _POSITIONS_ONLY))
+    words = rows.split()
+    if columns is None or isinstance(info.get("pbc"), str):
+        return _parsed_by_ase(text, parse)
+    names = _names(columns[1])
+    if len(words) != int(head) * (1 + sum(names.values())):
+        return _parsed_by_ase(text, parse)
+    return _structure(info, words, int(head), names)
 
-    def comment(line: str) -> dict[str, Any]:
-        values: dict[str, Any] = parse(_SIX.sub(expand, line))
-        if "stress" in values and not np.isnan(values["stress"]).all():  # ASE would take the upper triangle.
-            values["stress"] = symmetric_matrix("stress", values["stress"])[0]
-        return values
+
+def _nine(match: re.Match[str], dialect: Dialect) -> str:
+    six = np.array([float(number) for number in match[2].split()])
+    return f'{match[1]}"{" ".join(map(repr, six_to_matrix(six, dialect).ravel().tolist()))}"'
+
+
+def _names(more: str) -> dict[str, int]:
+    """Return name to number of columns for positions and what follows them."""
+    parts = more.split(":")[1:]
+    return {"positions": 3} | {name: int(count) for name, count in zip(parts[::3], parts[2::3], strict=True)}
+
+
+def _structure(info: dict[str, Any], words: list[str], atoms: int, names: dict[str, int]) -> RawStructure:
+    from ase.data import atomic_numbers
+
+    width = 1 + sum(names.values())
+    numbers = np.array([atomic_numbers[word.capitalize()] for word in words[::width]], dtype=np.int64)
+    del words[::width]
+    table = np.array([float(word) for word in words]).reshape(atoms, width - 1)
+    arrays = dict(_columns(table, names))
+    periodic = info.pop("pbc", "Lattice" in info)
+    lattice = info.pop("Lattice", None)
+    info.pop("Properties", None)
+    return RawStructure(
+        numbers=numbers,
+        positions=arrays.pop("positions"),
+        cell=np.zeros((3, 3)) if lattice is None else np.array(lattice.T, dtype=np.float64),
+        pbc=np.array(np.broadcast_to(np.array(periodic, dtype=np.bool_), 3)),
+        results={name: info.pop(name) for name in _RESULTS if name in info},
+        info=info,
+        arrays=arrays,
+    )
+
+
+def _columns(table: NDArray[np.float64], names: dict[str, int]) -> Iterator[tuple[str, NDArray[np.float64]]]:
+    start = 0
+    for name, count in names.items():
+        values = table[:, start : start + count]
+        yield "charges" if name == "charge" else name, values[:, 0] if count == 1 else values
+        start += count
+
+
+def _parsed_by_ase(text: str, parse: Callable[[str], dict[str, Any]]) -> RawStructure:
+    from ase.io.extxyz import read_xyz
 
     try:
-        atoms: Atoms = next(read_xyz(StringIO(text), 0, comment))
+        return raw_structure(next(read_xyz(StringIO(text), 0, parse)))
     except ValueError:
         _check_columns(text.splitlines(), parse)
         raise
-    return atoms
 
 
 def _check_columns(lines: list[str], parse: Callable[[str], dict[str, Any]]) -> None:
-    properties = str(parse(lines[1]).get("Properties", "species:S:1:pos:R:3"))
+    properties = str(parse(lines[1]).get("Properties", _POSITIONS_ONLY))
     columns = sum(int(number) for number in properties.split(":")[2::3])
     for atom, line in enumerate(lines[2:]):
         found = len(line.split())

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from nvalchemi_lightning.data.ase import raw_structure
 from nvalchemi_lightning.data.ase_database import DATABASES, database_rows
 from nvalchemi_lightning.data.atomic_data import AtomicData
 from nvalchemi_lightning.data.dialect import Dialect
 from nvalchemi_lightning.data.extxyz import frame_comments, frame_texts, is_extxyz, parse_frame
 from nvalchemi_lightning.data.findings import Findings
+from nvalchemi_lightning.data.raw_structure import RawStructure
 from nvalchemi_lightning.data.source import Frame, Source, naming
 from nvalchemi_lightning.data.translate import Translator
 from nvalchemi_lightning.errors import AlchemiError, ConfigurationError, DataError, UnknownNameError, nearest
@@ -81,11 +83,11 @@ class FileSource(Source):
         """Return the comment lines of an extended XYZ file, up to what is damaged."""
         return frame_comments(self._path) if self._kind == "extxyz" else None
 
-    def _read(self, translate: Translator, number: int, load: Callable[[], Atoms]) -> AtomicData:
+    def _read(self, translate: Translator, number: int, load: Callable[[], RawStructure]) -> AtomicData:
         with naming(self.name, number):
             with _parsing():
-                atoms = load()
-            return translate(atoms)
+                raw = load()
+            return translate(raw)
 
 
 @contextmanager
@@ -100,19 +102,15 @@ def _parsing() -> Iterator[None]:
         raise DataError(f"it cannot be read ({reason})") from error
 
 
-def _loads(path: Path, kind: str, dialect: Dialect) -> Iterator[Callable[[], Atoms]]:
-    """Yield a function for each frame that returns it as ASE has it."""
+def _loads(path: Path, kind: str, dialect: Dialect) -> Iterator[Callable[[], RawStructure]]:
+    """Yield a function for each frame that returns what the file has."""
     if kind == "extxyz":
         for text in frame_texts(path):
             yield partial(parse_frame, text, dialect)
         return
     structures = database_rows(path, kind, dialect) if kind in DATABASES else _ase_frames(path, kind)
     for atoms in structures:
-        yield partial(_same, atoms)
-
-
-def _same(atoms: Atoms) -> Atoms:
-    return atoms
+        yield partial(raw_structure, atoms)
 
 
 def _ase_frames(path: Path, kind: str) -> Iterator[Atoms]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from nvalchemi_lightning.data.ase import LabelPlaces
 from nvalchemi_lightning.data.atomic_data import AtomicData
 from nvalchemi_lightning.data.dialect import Dialect
+from nvalchemi_lightning.data.raw_structure import RawStructure
 from nvalchemi_lightning.errors import ConfigurationError, LabelNotFoundError, nearest
 
 __all__ = ["Findings"]
@@ -48,16 +49,16 @@ class Findings:
         self.names: set[str] = set()
         self.numbers: set[str] = set()
 
-    def note(self, places: LabelPlaces, present: Iterable[str], atoms: int) -> None:
+    def note(self, raw: RawStructure, present: Iterable[str]) -> None:
         """Add what one structure of a file has; ``present`` are the labels whose keys are there."""
         self.frames += 1
         for label in present:
             self.seen[label] += 1
-        for place in places:
+        for place in raw.places:
             self.names.update(place)
         for label, names in self.lookalikes.items():
             if not self._has(label):
-                names.update(_lookalikes(label, places, atoms))
+                names.update(_lookalikes(label, raw))
 
     def note_fields(self, data: AtomicData) -> None:
         """Add what one structure of a store has."""
@@ -152,14 +153,18 @@ class Findings:
         return found
 
 
-def _lookalikes(label: str, places: LabelPlaces, atoms: int) -> set[str]:
+def _lookalikes(label: str, raw: RawStructure) -> set[str]:
     """Return the names whose spelling and shape are those of a label."""
-    sizes = {"energy": (1,), "forces": (3 * atoms,), "stress": (6, 9)}[label]
+    sizes = {"energy": (1,), "forces": (3 * len(raw.numbers),), "stress": (6, 9)}[label]
     return {
-        name for place in places for name, value in place.items() if _sounds_like(label, name) and _size(value) in sizes
+        name
+        for place in raw.places
+        for name, value in place.items()
+        if _sounds_like(label, name) and _size(value) in sizes
     }
 
 
+@lru_cache(maxsize=1024)
 def _sounds_like(label: str, name: str) -> bool:
     folded = name.casefold()
     return any(stem in folded for stem in _STEMS[label]) and not any(part in folded for part in _NO_LABELS)

@@ -12,10 +12,12 @@ from torch import Tensor
 
 from nvalchemi_lightning.data.atomic_data import AtomicData
 from nvalchemi_lightning.data.dialect import Dialect
+from nvalchemi_lightning.data.edge_cutoff import reaching
 from nvalchemi_lightning.data.fields import FIELDS, Level
 from nvalchemi_lightning.data.findings import Findings
 from nvalchemi_lightning.data.source import Frame, Source, naming
 from nvalchemi_lightning.data.translate import ExactEnergies
+from nvalchemi_lightning.data.zarr_layout import edges_reach, open_store
 from nvalchemi_lightning.data.zarr_reader import AtomicDataZarrReader
 from nvalchemi_lightning.errors import ConfigurationError
 
@@ -58,6 +60,7 @@ class StoreSource(Source):
         self.dialect = dialect
         self.findings = Findings()
         self._reader = AtomicDataZarrReader(path)
+        self._reach = edges_reach(open_store(path, "r"))
         self._dtype = dtype
 
     def frames(self, start: int = 0) -> Iterator[Frame]:
@@ -79,4 +82,4 @@ class StoreSource(Source):
             for name in tensors.keys() - known.keys():
                 _ADDERS[levels[name]](data, name, tensors[name])
         self.findings.note_fields(data)
-        return data
+        return reaching(data, self._reach) if "neighbor_list" in data else data

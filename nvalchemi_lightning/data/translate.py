@@ -1,24 +1,25 @@
-"""ASE structures in a dialect of labels to :class:`AtomicData` in eV and A."""
+"""Structures in a dialect of labels to :class:`AtomicData` in eV and A."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from nvalchemi_lightning.data.ase import LabelPlaces, info_numbers, label_fields, label_places, structure_fields
 from nvalchemi_lightning.data.atomic_data import AtomicData
 from nvalchemi_lightning.data.dialect import Dialect
 from nvalchemi_lightning.data.findings import Findings
+from nvalchemi_lightning.data.raw_structure import RawStructure, info_numbers, label_fields, structure_fields
 from nvalchemi_lightning.errors import DataError
 
-if TYPE_CHECKING:
-    from ase import Atoms
-
 __all__ = ["ExactEnergies", "Translator", "six_to_matrix", "text_of"]
+
+
+_PLAIN = Dialect()
 
 
 class ExactEnergies(AtomicData):
@@ -28,7 +29,7 @@ class ExactEnergies(AtomicData):
 
 
 class Translator:
-    """Turns ASE structures into structures in eV and A.
+    """Turns structures as files have them into structures in eV and A.
 
     Parameters
     ----------
@@ -48,7 +49,7 @@ class Translator:
         self._dtype = dtype
         self._converted_by = converted_by
 
-    def __call__(self, atoms: Atoms) -> AtomicData:
+    def __call__(self, raw: RawStructure) -> AtomicData:
         """Return the structure.
 
         Raises
@@ -56,49 +57,41 @@ class Translator:
         DataError
             If the structure or a label is invalid, or units are given for numbers that ASE has converted.
         """
-        places = label_places(atoms)
-        present = {label: key for label, key in self._keys() if places.value(label, key) is not None}
-        self.findings.note(places, present, len(atoms))
+        dialect = self.dialect
+        present = {
+            label: key for label, key in dialect.keys.items() if key is not None and raw.value(label, key) is not None
+        }
+        self.findings.note(raw, present)
         if self._converted_by is not None:
-            self._check_converted(places, present)
-        fields = structure_fields(atoms, torch.float64) | self._labels(places, present, len(atoms))
-        self._scale_lengths(fields)
+            self._check_converted(raw, present)
+        fields = structure_fields(raw, torch.float64) | self._labels(raw, present)
+        if dialect.length_factor != 1.0:
+            for name in fields.keys() & {"positions", "cell"}:
+                fields[name] *= dialect.length_factor
         _virial_to_stress(fields)
-        _check_range(fields["positions"], fields.get("energy"), self._dtype)
+        _check_range(fields.get("energy"), self._dtype)
         fields["positions"] = fields["positions"].to(self._dtype)
-        info = info_numbers(atoms.info, self.dialect.keys)
-        data = ExactEnergies(**fields, info=info)
+        info = info_numbers(raw.info, dialect.keys)
         self.findings.numbers.update(info)
-        for key in self.dialect.keep:
-            _keep(data, key, atoms.info.get(key))
-        data._text = {key: value for key, value in atoms.info.items() if isinstance(value, str)}
+        data = ExactEnergies(**fields, info=info)
+        for key in dialect.keep:
+            _keep(data, key, raw.info.get(key))
+        data._text = {key: value for key, value in raw.info.items() if isinstance(value, str)}
         return data
 
-    def _keys(self) -> list[tuple[str, str]]:
-        return [(label, key) for label, key in self.dialect.keys.items() if key is not None]
-
-    def _labels(self, places: LabelPlaces, present: Mapping[str, str], atoms: int) -> dict[str, Tensor]:
-        info = dict(places.info)
-        for label in ("stress", "virial"):
-            if present.get(label) in info:
-                info[present[label]] = six_to_matrix(info[present[label]], self.dialect)
-        keys = {label: present.get(label) for label in self.dialect.keys}
-        labels = label_fields(places._replace(info=info), keys)
-        for label in labels.keys() & self.dialect.factors.keys():
-            labels[label] *= self.dialect.factors[label]
+    def _labels(self, raw: RawStructure, present: Mapping[str, str]) -> dict[str, Tensor]:
+        labels = label_fields(_with_matrices(raw, present, self.dialect), present)
+        for label in present.keys() & labels.keys():
+            factor = self.dialect.factors[label]
+            if factor != 1.0:
+                labels[label] *= factor
         if self.dialect.energy_per_atom and "energy" in labels:
-            labels["energy"] *= atoms
+            labels["energy"] *= len(raw.numbers)
         return labels
 
-    def _scale_lengths(self, fields: dict[str, Tensor]) -> None:
-        for name in ("positions", "cell"):
-            if name in fields:
-                fields[name] *= self.dialect.length_factor
-
-    def _check_converted(self, places: LabelPlaces, present: Mapping[str, str]) -> None:
-        given = [
-            option for label, key in present.items() if key in places.results for option in _given(self.dialect, label)
-        ]
+    def _check_converted(self, raw: RawStructure, present: Mapping[str, str]) -> None:
+        read = [label for label, key in present.items() if key in raw.results]
+        given = [option for label in read for option in _given(self.dialect, label)]
         if self.dialect.length_factor != 1.0:
             given.append("length_unit")
         if given:
@@ -109,8 +102,17 @@ class Translator:
 
 
 def _given(dialect: Dialect, label: str) -> list[str]:
-    order = dialect.stress_order != Dialect().stress_order and label == "stress"
+    order = dialect.stress_order != _PLAIN.stress_order and label == "stress"
     return [*dialect.given(label), *(["stress_order"] if order else [])]
+
+
+def _with_matrices(raw: RawStructure, present: Mapping[str, str], dialect: Dialect) -> RawStructure:
+    """Return the structure with a stress or virial of six numbers as a matrix in the order of the dialect."""
+    keys = [present[label] for label in ("stress", "virial") if present.get(label) in raw.info]
+    if not keys:
+        return raw
+    matrices = {key: six_to_matrix(raw.info[key], dialect) for key in keys}
+    return raw._replace(info={**raw.info, **matrices})
 
 
 def text_of(data: AtomicData) -> Mapping[str, str]:
@@ -135,10 +137,9 @@ def _virial_to_stress(fields: dict[str, Tensor]) -> None:
             fields["stress"] = fields.pop("virial") / -volume
 
 
-def _check_range(positions: Tensor, energy: Tensor | None, dtype: torch.dtype) -> None:
+def _check_range(energy: Tensor | None, dtype: torch.dtype) -> None:
     """Refuse what could be stored as float64, but would be infinite in training."""
-    limit = torch.finfo(dtype).max
-    if energy is not None and energy.isfinite().all() and energy.abs().item() > limit:
+    if energy is not None and torch.finfo(dtype).max < abs(energy.item()) < math.inf:
         raise DataError(f"energy is {energy.item():g} eV, too large for {dtype}; correct the unit")
 
 

@@ -17,6 +17,7 @@ from nvalchemi_lightning.data import (
     DataLoader,
     Dataset,
     Dialect,
+    NeighborListTransform,
     ZarrWriteConfig,
     convert,
     origin_of,
@@ -24,6 +25,7 @@ from nvalchemi_lightning.data import (
     read_structures,
 )
 from nvalchemi_lightning.data.conversion_parts import checked_fractions, part_path, random_parts
+from nvalchemi_lightning.data.edge_cutoff import reach_of
 from nvalchemi_lightning.errors import ConfigurationError, DataError, LabelNotFoundError, StoreError, UnknownNameError
 
 pytest.importorskip("ase")
@@ -152,6 +154,17 @@ def test_stores_can_be_converted_again(water, tmp_path):
     convert([tmp_path / "a.zarr", water], tmp_path / "b.zarr", config=SMALL)
     assert energies(tmp_path / "b.zarr") == [*energies(tmp_path / "a.zarr"), *(-n - 0.5 for n in range(10))]
     assert origin_of(tmp_path / "b.zarr", 0) == (str(tmp_path / "a.zarr"), 1)
+
+
+def test_edges_of_a_store_keep_their_cutoff(water, tmp_path):
+    connect = NeighborListTransform(3.0)
+    AtomicDataZarrWriter(tmp_path / "a.zarr").write([connect(data) for _, data in read_structures(water)])
+    convert([tmp_path / "a.zarr"], tmp_path / "b.zarr", config=SMALL, split=[0.5, 0.5])
+    found = AtomicDataZarrReader(tmp_path / "b_val.zarr").read_batch([0])
+    place = origin_of(tmp_path / "b_val.zarr", 0).number
+    wanted = AtomicDataZarrReader(tmp_path / "a.zarr").read_batch([place])
+    assert found.neighbor_list.tolist() == wanted.neighbor_list.tolist()
+    assert reach_of(found) == 3.0
 
 
 def test_numbers_that_are_kept_are_nan_where_they_are_missing(tmp_path):
