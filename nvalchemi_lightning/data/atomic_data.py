@@ -95,7 +95,7 @@ class AtomicData(FieldHolder):
 
     @property
     def num_graphs(self) -> int:
-        """Number of structures: 1."""
+        """Number of structures, which is 1."""
         return 1
 
     @property
