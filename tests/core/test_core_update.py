@@ -45,6 +45,7 @@ def test_an_error_in_backward_takes_the_permit_back() -> None:
     owner, parameter, _ = plain_owner()
 
     class Ctx:
+        window = None
         loss = torch.zeros(2, requires_grad=True)
 
     with pytest.raises(RuntimeError, match="only for scalar outputs"):
