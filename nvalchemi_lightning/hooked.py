@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import Field, PrivateAttr, field_validator, model_validator
 from torch import Tensor
 
+from nvalchemi_lightning.checkpoint.provenance import Provenance
 from nvalchemi_lightning.counted import CountedRecipe
 from nvalchemi_lightning.errors import ConfigurationError, ConfigurationTypeError
 from nvalchemi_lightning.hooks.gradient_accumulation import GradientAccumulationHook
@@ -108,6 +109,11 @@ class HookedRecipe(CountedRecipe):
     def resume(self) -> ResumePoint:
         """What a checkpoint holds besides the recipe, weights, hooks and counters."""
         return ResumePoint(lambda: each_hook(self.registry))
+
+    @cached_property
+    def provenance(self) -> Provenance:
+        """What a checkpoint says of where it comes from."""
+        return Provenance()
 
     @property
     def lightning_callbacks(self) -> list[Any]:

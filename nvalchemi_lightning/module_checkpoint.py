@@ -16,7 +16,7 @@ _KEY = "nvalchemi_lightning"
 
 
 def add_to_checkpoint(recipe: TrainingRecipe, checkpoint: dict[str, Any]) -> None:
-    """Add the states of hooks, where every rank stands, and which parameters the optimizers hold.
+    """Add the states of hooks, where every rank stands, which parameters the optimizers hold, and the provenance.
 
     Parameters
     ----------
@@ -32,6 +32,7 @@ def add_to_checkpoint(recipe: TrainingRecipe, checkpoint: dict[str, Any]) -> Non
         "hooks": hook_states(recipe.hooks),
         "ranks": gather_from_ranks(recipe.resume.state()),
         "parameters": [names(optimizer) for optimizer in recipe.flat_optimizers()[0]],
+        "provenance": recipe.provenance.form(),
     }
 
 

@@ -90,6 +90,7 @@ class RunProgress:
         own = self._recipe.target_steps(self._batches_per_epoch)
         trainers = None if steps_left is None else self._recipe.step_count + steps_left
         self._target = min((target for target in (own, trainers) if target is not None), default=None)
+        self._recipe.provenance.begin_run(loader)
         policy, resume = self._recipe.accumulation, self._recipe.resume
         if policy is not None:
             self.windows = Windows(policy, self._counters, self._batches_per_epoch, sum_over_ranks)

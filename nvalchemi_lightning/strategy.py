@@ -12,9 +12,10 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ProgressBar
 from pydantic import model_validator
 
-from nvalchemi_lightning import _lightning, checkpoint, strategy_spec
+from nvalchemi_lightning import _lightning, strategy_spec
 from nvalchemi_lightning.batch_step import BatchStep
 from nvalchemi_lightning.callbacks.progress import TimedProgressBar
+from nvalchemi_lightning.checkpoint import saving
 from nvalchemi_lightning.errors import ConfigurationError, TrainingStateError
 from nvalchemi_lightning.feeding import as_loader
 from nvalchemi_lightning.model_inputs import check_metric_schedulers
@@ -163,20 +164,20 @@ class TrainingStrategy(TrainingRecipe):
 
     def save_checkpoint(self, root: str | Path, *, checkpoint_index: int = -1) -> int:
         """Save weights, optimizers, schedulers, counters and the states of hooks; see `checkpoint.save`."""
-        return checkpoint.save(self, root, checkpoint_index=checkpoint_index)
+        return saving.save(self, root, checkpoint_index=checkpoint_index)
 
     def restore_checkpoint(
         self, root: str | Path, checkpoint_index: int = -1, map_location: Any = None
     ) -> dict[str, Any]:
         """Load a checkpoint into this strategy; see `checkpoint.restore`."""
-        return checkpoint.restore(self, root, checkpoint_index, map_location)
+        return saving.restore(self, root, checkpoint_index, map_location)
 
     @classmethod
     def load_checkpoint(
         cls, root: str | Path, checkpoint_index: int = -1, map_location: Any = None, **arguments: Any
     ) -> Self:
         """Rebuild a strategy from a checkpoint; see `checkpoint.load` for the keyword arguments."""
-        return checkpoint.load(cls, root, checkpoint_index, map_location, **arguments)
+        return saving.load(cls, root, checkpoint_index, map_location, **arguments)
 
     def to_spec_dict(self) -> dict[str, Any]:
         """Return the recipe as JSON data; see `strategy_spec.spec_dict`."""

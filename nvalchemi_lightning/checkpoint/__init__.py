@@ -1,5 +1,19 @@
 """Checkpoints: folders that hold everything a run needs to go on."""
 
-from nvalchemi_lightning.checkpoint.saving import load, restore, save
+from __future__ import annotations
 
-__all__ = ["load", "restore", "save"]
+from nvalchemi_lightning._lazy import lazy_exports
+
+# Loaded on first use: a recipe, which some of these need, itself needs parts of this package.
+_HOME = {
+    "CheckpointManifest": "checkpoint.components",
+    "load": "checkpoint.saving",
+    "load_checkpoint": "checkpoint.functions",
+    "restore": "checkpoint.saving",
+    "save": "checkpoint.saving",
+    "save_checkpoint": "checkpoint.functions",
+}
+
+__all__ = [*_HOME]  # noqa: PLE0604  the keys are the public names
+
+__getattr__, __dir__ = lazy_exports(__name__, _HOME)

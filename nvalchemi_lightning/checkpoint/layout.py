@@ -10,8 +10,8 @@
     strategy.json                                recipe and counters of the newest index
     strategy/checkpoints/<N>.json                the same of index N
     lightning/checkpoints/<N>.pt                 random states of every rank; the reference ignores it
-    lightning/checkpoints/<N>.json               the files of index N, their SHA-256 and which weights they hold; the
-                                                 reference ignores it
+    lightning/checkpoints/<N>.json               the files of index N, their SHA-256, which weights they hold, the
+                                                 validation and where it comes from; the reference ignores it
 
 The layout is that of the reference (nvalchemi-toolkit 0.3), so either product reads what the other wrote.
 """
@@ -21,7 +21,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from nvalchemi_lightning.errors import ConfigurationError, StoreError
@@ -36,6 +36,7 @@ __all__ = [
     "check_index",
     "component_names",
     "indices",
+    "is_folder_name",
     "locate",
     "manifest_of",
     "read_json",
@@ -70,6 +71,11 @@ def component_names(kind: str, configs: Mapping[str, Sequence[Any]]) -> dict[str
         model: [f"{model}_{kind}" if len(listed) == 1 else f"{model}_{kind}_{i}" for i in range(len(listed))]
         for model, listed in configs.items()
     }
+
+
+def is_folder_name(name: str) -> bool:
+    """Tell whether a component of this name has a folder of its own, inside that of its kind."""
+    return PurePath(name).name == name and name not in ("", "..")
 
 
 def state_file(component: str, index: int) -> str:

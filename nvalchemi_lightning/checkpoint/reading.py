@@ -163,7 +163,7 @@ def _read_index(root: Path, index: int, manifest: Mapping[str, Any] | None) -> S
         raise StoreError(f"{root} holds nothing of checkpoint {index}; load another checkpoint_index")
     hooks, resume = states.pop(HOOKS, {}), states.pop(RESUME, {})
     strategy = _read_object(root / strategy_file(index)) if strategy_file(index) in names else None
-    if strategy is None and (root / STRATEGY).exists():
+    if strategy is None and record is None and (root / STRATEGY).exists():
         raise StoreError(f"{root / strategy_file(index)} is missing; load another checkpoint_index")
     return Stored(root, index, strategy, states, hooks, resume, dict(described or {"checkpoint_index": index}))
 

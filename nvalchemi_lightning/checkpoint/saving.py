@@ -17,7 +17,7 @@ from nvalchemi_lightning.errors import ConfigurationError
 from nvalchemi_lightning.runtime import named_models
 from nvalchemi_lightning.strategy_spec import strategy_from_checkpoint_dict
 
-__all__ = ["load", "restore", "save"]
+__all__ = ["load", "loaded", "rebuild", "restore", "save"]
 
 StrategyT = TypeVar("StrategyT")
 
@@ -83,6 +83,11 @@ def restore(strategy: Any, root: str | Path, checkpoint_index: int = -1, map_loc
     stored = read(root, checkpoint_index)
     _require_strategy(stored)
     apply(strategy, stored)
+    return loaded(strategy, stored)
+
+
+def loaded(strategy: Any, stored: Stored) -> dict[str, Any]:
+    """Return what is told of a checkpoint that a strategy took over, see `restore`."""
     return {
         "strategy": strategy,
         "models": strategy.models,
@@ -138,15 +143,20 @@ def load(
     UntrustedPathError
         If it names something outside the trusted packages.
     """
-    stored = read(root, checkpoint_index)
+    arguments = {"models": models, "hooks": hooks, "training_fn": training_fn, **overrides}
+    return rebuild(cls, read(root, checkpoint_index), map_location, **arguments)
+
+
+def rebuild(
+    cls: type[StrategyT], stored: Stored, map_location: Any = None, *, models: Any = None, **overrides: Any
+) -> StrategyT:
+    """Rebuild a strategy from what was read, see `load`."""
     recipe = _require_strategy(stored)
     if map_location is not None:
         overrides["devices"] = [torch.device(map_location)]
     if models is not None:
         _require_models(stored, named_models(models), "models=")
-    strategy = strategy_from_checkpoint_dict(
-        cls, recipe, models=models, hooks=hooks, training_fn=training_fn, **overrides
-    )
+    strategy = strategy_from_checkpoint_dict(cls, recipe, models=models, **overrides)
     _require_models(stored, strategy.models, "the recipe")
     if models is None:
         for name, model in strategy.models.items():

@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import PurePath
 from typing import Any
 
 from torch import Tensor
 
-from nvalchemi_lightning.checkpoint.layout import component_names
+from nvalchemi_lightning.checkpoint.layout import component_names, is_folder_name
 from nvalchemi_lightning.checkpoint.reference_names import in_reference_names
 from nvalchemi_lightning.checkpoint.states import Hold, copied, hook_states, model_state, optimized_names
 from nvalchemi_lightning.errors import ConfigurationError
@@ -28,8 +27,8 @@ class Snapshot:
 
     Attributes
     ----------
-    strategy : dict
-        Recipe and counters, `checkpoint_dict` in the names that files use.
+    strategy : dict or None
+        Recipe and counters, `checkpoint_dict` in the names that files use; None for components without a strategy.
     specs : dict of str to dict
         The recipe of each component, such as ``"optimizers/main_optimizer"``.
     states : dict of str to dict
@@ -42,15 +41,18 @@ class Snapshot:
         Per model its optimizers and schedulers, as ``manifest.json`` has it.
     metrics : dict of str to float
         The validation of these weights; empty if there was none.
+    provenance : dict
+        What `Provenance.form` returns.
     """
 
-    strategy: dict[str, Any]
+    strategy: dict[str, Any] | None
     specs: dict[str, dict[str, Any]]
     states: dict[str, Any]
     hooks: dict[str, Any]
     resume: dict[int, Any]
     associations: dict[str, Any]
     metrics: dict[str, float]
+    provenance: dict[str, Any]
 
 
 def take_snapshot(strategy: Any, ranks: Mapping[int, Any] | None = None, hold: Hold | None = None) -> Snapshot:
@@ -84,6 +86,7 @@ def take_snapshot(strategy: Any, ranks: Mapping[int, Any] | None = None, hold: H
         resume=copied(ranks or {0: strategy.resume.state()}, "resume"),
         associations=_associations(strategy, pairs),
         metrics=_metrics(strategy),
+        provenance=strategy.provenance.form(),
     )
     require_json(snapshot.specs, "specs")
     return snapshot
@@ -116,7 +119,7 @@ def require_savable(strategy: Any) -> dict[str, BaseSpec]:
     """
     specs, reasons = {}, {}
     for name, model in strategy.models.items():
-        if PurePath(name).name != name:
+        if not is_folder_name(name):
             raise ConfigurationError(f"the model name {name!r} cannot be a folder name; rename the model")
         try:
             specs[f"models/{name}"] = model_spec(model)

@@ -71,6 +71,7 @@ def write(root: str | Path, snapshot: Snapshot, index: int = -1) -> int:
                 "version": version("nvalchemi-lightning"),
                 "weights": _weights(snapshot),
                 "metrics": snapshot.metrics,
+                "provenance": snapshot.provenance,
                 "files": hashes,
                 "manifest": manifest,
             }
@@ -95,8 +96,10 @@ def _own_files(snapshot: Snapshot, index: int) -> dict[str, Any]:
     files = {state_file(component, index): state for component, state in snapshot.states.items()}
     if snapshot.hooks:
         files[state_file(HOOKS, index)] = snapshot.hooks
-    files[state_file(RESUME, index)] = snapshot.resume
-    return {**files, strategy_file(index): snapshot.strategy}
+    if snapshot.strategy is not None:
+        files[state_file(RESUME, index)] = snapshot.resume
+        files[strategy_file(index)] = snapshot.strategy
+    return files
 
 
 def _weights(snapshot: Snapshot) -> dict[str, list[str]]:
@@ -110,7 +113,8 @@ def _weights(snapshot: Snapshot) -> dict[str, list[str]]:
 def _changed_recipes(root: Path, snapshot: Snapshot) -> dict[str, Any]:
     """Return the recipes that the folder does not have yet, or has in another form."""
     specs = {spec_file(component): spec for component, spec in snapshot.specs.items()}
-    return {**{name: spec for name, spec in specs.items() if not _has(root / name, spec)}, STRATEGY: snapshot.strategy}
+    changed = {name: spec for name, spec in specs.items() if not _has(root / name, spec)}
+    return changed if snapshot.strategy is None else {**changed, STRATEGY: snapshot.strategy}
 
 
 def _has(path: Path, spec: Mapping[str, Any]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from hashlib import blake2b
 
 import torch.utils.data
 
@@ -140,3 +141,11 @@ class _InMemoryReader:
 
     def read_batch(self, indices: Sequence[int]) -> Batch:
         return self._batch.index_select(indices)
+
+    def fingerprint(self) -> str:
+        """Return a text that changes with atoms or energies; it is that of these structures in memory alone."""
+        state = blake2b(digest_size=16)
+        energy = getattr(self._batch, "energy", None)
+        for tensor in (self._batch.batch_ptr, self._batch.atomic_numbers, *(() if energy is None else (energy,))):
+            state.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+        return state.hexdigest()

@@ -16,6 +16,7 @@ from nvalchemi_lightning.data.batch import Batch
 from nvalchemi_lightning.data.edge_cutoff import reaching
 from nvalchemi_lightning.data.fields import LEVELS, Level
 from nvalchemi_lightning.data.indices import IndexLike, resolve_indices
+from nvalchemi_lightning.data.store_notes import fingerprint
 from nvalchemi_lightning.data.zarr_check import find_problems
 from nvalchemi_lightning.data.zarr_layout import REPAIR_HINT, ZarrStoreLike, open_store, store_name, stored_array
 from nvalchemi_lightning.data.zarr_opened import OpenedStore, StoreVersion
@@ -114,6 +115,10 @@ class AtomicDataZarrReader:
     def name(self) -> str:
         """What messages call the store: its path where it has one."""
         return store_name(self._store)
+
+    def fingerprint(self) -> str:
+        """Return a text that changes when structures are added or deleted, or energies are written anew."""
+        return fingerprint(open_store(self._store, "r"), self.name)
 
     @property
     def num_samples(self) -> int:

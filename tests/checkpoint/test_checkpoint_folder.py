@@ -613,3 +613,14 @@ def test_every_name_of_the_reference_leads_to_ours_and_back() -> None:
     assert in_own_names("nvalchemi.data.FIELDS") == "nvalchemi.data.FIELDS"
     assert in_own_names("my_lab.Hook") == "my_lab.Hook"
     assert in_own_names("nvalchemi.training.hooks.nothing") == "nvalchemi.training.hooks.nothing"
+
+
+def test_a_model_must_not_leave_its_folder(root: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"the model name '\.\.' cannot be a folder name"):
+        save(strategy(models={"..": Net()}, optimizer_configs={"..": adam()}, training_fn=parent_training_fn), root)
+    assert not root.exists()
+
+
+def parent_training_fn(models: Any, batch: Any) -> Any:
+    """Train the model of an odd name."""
+    return {"predicted_energy": models[".."](batch)["energy"]}
