@@ -33,14 +33,17 @@ __all__ = [
     "RESUME",
     "SCHEMA_VERSION",
     "STRATEGY",
+    "as_object",
     "check_index",
     "component_names",
+    "existing_indices",
     "indices",
     "is_folder_name",
     "locate",
     "manifest_of",
     "read_json",
     "record_file",
+    "saved_counts",
     "spec_file",
     "state_file",
     "state_files",
@@ -145,6 +148,11 @@ def read_json(path: Path) -> Any:
         raise StoreError(f"{path} is damaged: {error}; restore it or load another checkpoint_index") from error
 
 
+def as_object(value: Any) -> dict[str, Any]:
+    """Return a JSON object that files may hold, or an empty one if they hold something else there."""
+    return value if isinstance(value, dict) else {}
+
+
 def indices(root: Path) -> list[int]:
     """Return the indices that a folder holds, complete or not, in order."""
     found = {
@@ -154,6 +162,20 @@ def indices(root: Path) -> list[int]:
         if path.stem.isdecimal()
     }
     return sorted(found)
+
+
+def existing_indices(root: Path) -> list[int]:
+    """Return `indices`, or refuse a folder that has none.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is no checkpoint.
+    """
+    found = indices(root)
+    if not found:
+        raise FileNotFoundError(f"{root} holds no checkpoints; give the folder that they were saved to")
+    return found
 
 
 def check_index(index: int) -> int:
@@ -201,7 +223,7 @@ def locate(path: str | Path, index: int = -1) -> tuple[Path, int]:
 
 def _counted(root: Path, kind: str, count: int) -> int:
     """Return the newest index that was saved at a count."""
-    states = {index: _counts(root / strategy_file(index)) for index in indices(root)}
+    states = {index: saved_counts(root / strategy_file(index)) for index in indices(root)}
     found = [index for index, state in states.items() if _name(kind, state) == f"{kind}_{count}"]
     if not found:
         names = dict.fromkeys(name for state in states.values() for name in _names(state))
@@ -209,7 +231,8 @@ def _counted(root: Path, kind: str, count: int) -> int:
     return max(found)
 
 
-def _counts(path: Path) -> Mapping[str, Any]:
+def saved_counts(path: Path) -> Mapping[str, Any]:
+    """Return the counters in a file of recipe and counters; empty if there are none."""
     try:
         state = read_json(path).get("runtime_state")
     except (OSError, StoreError, AttributeError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -28,7 +29,15 @@ from nvalchemi_lightning.checkpoint.layout import (
 )
 from nvalchemi_lightning.errors import ConfigurationError, StoreError
 
-__all__ = ["Stored", "latest_index", "read", "recorded_metrics"]
+__all__ = [
+    "Stored",
+    "latest_index",
+    "load_tensors",
+    "read",
+    "read_manifest",
+    "read_record",
+    "recorded_metrics",
+]
 
 # What torch.load raises on a file that is cut short, foreign or not safe to load.
 _UNSAFE: type[Exception] = torch.serialization.pickle.UnpicklingError  # type: ignore[attr-defined]
@@ -75,7 +84,7 @@ def latest_index(root: Path) -> int:
         The folder. An index that a killed writer did not finish does not count while the manifest is readable.
     """
     try:
-        return int(_read_manifest(root)["checkpoint_index"])
+        return int(read_manifest(root)["checkpoint_index"])
     except (FileNotFoundError, StoreError):
         return max(indices(root), default=-1)
 
@@ -125,7 +134,7 @@ def _read_newest(root: Path) -> Stored:
 
 def _manifest_or_warning(root: Path) -> dict[str, Any] | None:
     try:
-        return _read_manifest(root)
+        return read_manifest(root)
     except FileNotFoundError as error:
         raise FileNotFoundError(
             f"No manifest.json found in {root}; give the folder that checkpoints were saved to"
@@ -135,7 +144,18 @@ def _manifest_or_warning(root: Path) -> dict[str, Any] | None:
         return None
 
 
-def _read_manifest(root: Path) -> dict[str, Any]:
+def read_manifest(root: Path) -> dict[str, Any]:
+    """Return what ``manifest.json`` says.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is none.
+    StoreError
+        If it is damaged.
+    ConfigurationError
+        If it was written by a newer version.
+    """
     path = root / MANIFEST
     manifest = _read_object(path)
     index, version = manifest.get("checkpoint_index"), manifest.get("schema_version", 0)
@@ -150,7 +170,7 @@ def _read_manifest(root: Path) -> dict[str, Any]:
 
 
 def _read_index(root: Path, index: int, manifest: Mapping[str, Any] | None) -> Stored:
-    record = _read_record(root, index)
+    record = read_record(root, index)
     names = state_files(root, index) if record is None else record["files"]
     described = manifest if manifest is not None and manifest["checkpoint_index"] == index else None
     if record is not None:
@@ -158,7 +178,7 @@ def _read_index(root: Path, index: int, manifest: Mapping[str, Any] | None) -> S
         described = record["manifest"]
     elif described is not None:
         _require_listed(root, index, described)
-    states: dict[str, Any] = {_component(name): _load_tensors(root / name) for name in names if name.endswith(".pt")}
+    states: dict[str, Any] = {_component(name): load_tensors(root / name) for name in names if name.endswith(".pt")}
     if not states:
         raise StoreError(f"{root} holds nothing of checkpoint {index}; load another checkpoint_index")
     hooks, resume = states.pop(HOOKS, {}), states.pop(RESUME, {})
@@ -168,7 +188,19 @@ def _read_index(root: Path, index: int, manifest: Mapping[str, Any] | None) -> S
     return Stored(root, index, strategy, states, hooks, resume, dict(described or {"checkpoint_index": index}))
 
 
-def _read_record(root: Path, index: int) -> dict[str, Any] | None:
+def read_record(root: Path, index: int) -> dict[str, Any] | None:
+    """Return what this package noted of an index: files with their SHA-256, weights, metrics, provenance.
+
+    Returns
+    -------
+    dict or None
+        None where the reference wrote the index.
+
+    Raises
+    ------
+    StoreError
+        If it is damaged.
+    """
     path = root / record_file(index)
     if not path.exists():  # the reference writes none
         return None
@@ -192,7 +224,7 @@ def recorded_metrics(root: Path, index: int) -> dict[str, float]:
         Which one; one that is damaged has none.
     """
     try:
-        record = _read_record(root, index) or {}
+        record = read_record(root, index) or {}
     except StoreError:
         return {}
     metrics = record.get("metrics", {})
@@ -227,9 +259,20 @@ def _component(name: str) -> str:
     return name.rpartition("/checkpoints/")[0]
 
 
-def _load_tensors(path: Path) -> dict[str, Any]:
+def load_tensors(path: Path) -> dict[str, Any]:
+    """Return the state that a file holds, on the CPU; nothing in it is executed.
+
+    Raises
+    ------
+    StoreError
+        If it is damaged, or holds something else.
+    """
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # torch seeks before the beginning of a file that is cut short
+            raise
+        raise StoreError(f"{path} is damaged: it is cut short") from error
     except _LOAD_ERRORS as error:
         raise StoreError(f"{path} is damaged or not safe to load: {error}") from error
     if not isinstance(state, dict):

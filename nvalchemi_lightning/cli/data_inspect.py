@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nvalchemi_lightning.cli.output import show_json, show_line, show_table
+from nvalchemi_lightning.cli.output import show_json, show_line, show_table, size_text
 
 if TYPE_CHECKING:
     from nvalchemi_lightning.data.inspection_report import FieldReport, Inspection
@@ -46,7 +46,7 @@ def _show_summary(found: Inspection) -> None:
     show_line(f"atoms in a structure: {sizes.smallest} to {sizes.largest}, median {sizes.median:g}")
     kinds = [f"{count} {kind}" for kind, count in found.periodicity.items() if count]
     show_line(f"periodicity: {', '.join(kinds)}")
-    show_line(f"on disk: {_size(found.bytes)}")
+    show_line(f"on disk: {size_text(found.bytes)}")
     for key, value in (found.provenance or {}).items():
         show_line(f"{key}: {_noted(value)}")
 
@@ -70,7 +70,7 @@ def _show_fields(found: Inspection) -> None:
     if stored:
         columns += ["chunk rows", "codec", "size"]
         rows = [
-            [*row, storage.chunk_rows, storage.codec, _size(storage.bytes)]
+            [*row, storage.chunk_rows, storage.codec, size_text(storage.bytes)]
             for row, storage in zip(rows, stored, strict=True)
         ]
     show_table(columns, rows)
@@ -80,11 +80,3 @@ def _described(name: str, field: FieldReport) -> list[object]:
     owner = {"node": "atom", "edge": "edge", "system": "structure"}[field.level]
     row = "x".join(map(str, field.row)) or "1"
     return [name, owner, field.dtype, row, field.complete, field.partial]
-
-
-def _size(count: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} TB"

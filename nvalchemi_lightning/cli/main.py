@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from nvalchemi_lightning.cli import data, stages
+from nvalchemi_lightning.cli import checkpoint, compare, data, stages
 from nvalchemi_lightning.errors import AlchemiError
 
 __all__ = ["DID_NOT_WORK", "WRONG_INPUT", "main"]
@@ -31,7 +31,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.add_typer(checkpoint.app, name="checkpoint")
 app.add_typer(data.app, name="data")
+app.command(name="compare")(compare.compare)
 app.command(name="stages")(stages.stages)
 
 

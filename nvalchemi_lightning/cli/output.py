@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-__all__ = ["Advance", "progress", "show_json", "show_line", "show_table"]
+__all__ = ["Advance", "progress", "show_json", "show_line", "show_table", "size_text"]
 
 
 class Advance(Protocol):
@@ -54,6 +54,15 @@ def show_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: 
         show_line(title)
     for line in _aligned([list(columns), *cells], right):
         show_line(line)
+
+
+def size_text(count: float) -> str:
+    """Return a number of bytes for people."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"
 
 
 def _text(value: object) -> str:

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from nvalchemi_lightning.checkpoint import save
 from nvalchemi_lightning.checkpoint.layout import indices, record_file
-from nvalchemi_lightning.checkpoint.pruning import best_index, prune, retain
+from nvalchemi_lightning.checkpoint.pruning import best_index, prune, prune_checkpoints, retain
 from nvalchemi_lightning.checkpoint.reading import recorded_metrics
 from nvalchemi_lightning.errors import ConfigurationError
 from nvalchemi_lightning.hooks import CheckpointHook
@@ -99,3 +99,38 @@ def test_a_damaged_record_has_no_metrics(root: Path) -> None:
     save(strategy(), root)
     (root / record_file(0)).write_text("{")
     assert recorded_metrics(root, 0) == {}
+
+
+def test_pruning_on_request(root: Path) -> None:
+    what = strategy()
+    for _ in range(5):
+        save(what, root)
+    before = contents(root)
+    assert prune_checkpoints(root, keep_last=2, dry_run=True) == [0, 1, 2]
+    assert contents(root) == before
+    assert prune_checkpoints(root, keep_last=2) == [0, 1, 2]
+    assert indices(root) == [3, 4]
+
+
+def test_what_is_not_complete_does_not_count_as_kept(root: Path) -> None:
+    what = strategy()
+    for _ in range(4):
+        save(what, root)
+    for index in (2, 3):
+        (root / f"models/main/checkpoints/{index}.pt").unlink()
+    assert prune_checkpoints(root, keep_last=1) == [0, 2]
+    assert indices(root) == [1, 3]
+
+
+def test_nothing_is_pruned_by_mistake(root: Path) -> None:
+    save(strategy(), root)
+    save(strategy(), root)
+    with pytest.raises(ValueError, match="say which checkpoints stay"):
+        prune_checkpoints(root)
+    with pytest.raises(ValueError, match="keep_last must be at least 1; got 0"):
+        prune_checkpoints(root, keep_last=0)
+    with pytest.raises(ValueError, match="has recorded 'energy_mae'; recorded are none"):
+        prune_checkpoints(root, keep_best="energy_mae")
+    with pytest.raises(FileNotFoundError, match="holds no checkpoints"):
+        prune_checkpoints(root / "absent", keep_last=1)
+    assert indices(root) == [0, 1]

@@ -10,7 +10,6 @@ import torch
 import zarr
 from cli_rigs import run_here, run_process
 
-from nvalchemi_lightning.cli.data_inspect import _size
 from nvalchemi_lightning.data import AtomicData, AtomicDataZarrWriter
 
 
@@ -82,11 +81,3 @@ def test_nothing_there_is_wrong_input(capsys: pytest.CaptureFixture[str]) -> Non
     outcome = run_here(capsys, "data", "inspect", "absent.zarr")
     assert outcome.code == 2
     assert "absent.zarr" in outcome.err
-
-
-@pytest.mark.parametrize(
-    ("count", "text"),
-    [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (2.5e6, "2.5 MB"), (4e15, "4e+03 TB")],
-)
-def test_sizes_are_readable(count: float, text: str) -> None:
-    assert _size(count) == text

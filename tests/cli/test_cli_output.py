@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from nvalchemi_lightning.cli.output import progress, show_json, show_table
+from nvalchemi_lightning.cli.output import progress, show_json, show_table, size_text
 
 
 class Terminal(io.StringIO):
@@ -60,3 +60,11 @@ def test_a_bar_counts(total: int | None, end: str, monkeypatch: pytest.MonkeyPat
         advance(2)
     assert "reading [a]" in sys.stderr.getvalue()
     assert end in sys.stderr.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (2.5e6, "2.5 MB"), (4e15, "4e+03 TB")],
+)
+def test_sizes_are_readable(count: float, text: str) -> None:
+    assert size_text(count) == text
