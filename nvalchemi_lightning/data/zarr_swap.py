@@ -6,6 +6,7 @@ and may be incomplete, ``.<name>.<random>.old`` is a complete store whose replac
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import uuid
@@ -13,6 +14,8 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+
+from zarr.core.sync import sync
 
 from nvalchemi_lightning.errors import StoreWriteError
 
@@ -48,6 +51,15 @@ def writing(name: str, state: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise StoreWriteError(f"{name} could not be written: {error}; {state}") from error
+    finally:
+        sync(_settled())
+
+
+async def _settled() -> None:
+    # Zarr writes chunks side by side. When one fails the others go on, and would meet whatever is done next.
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    if others:
+        await asyncio.wait(others)
 
 
 @contextmanager

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -43,7 +44,6 @@ class FailingDisk:
             (local_store, "_put"),
             (Path, "rename"),
             (Path, "unlink"),
-            (Path, "mkdir"),
             (os, "link"),
             (os, "fsync"),
             (shutil, "copy2"),
@@ -53,9 +53,6 @@ class FailingDisk:
 
     def _watched(self, original):
         def call(*args, **kwargs):
-            # Making a folder that is there changes nothing.
-            if original.__name__ == "mkdir" and args[0].is_dir():
-                return original(*args, **kwargs)
             number, self.calls = self.calls, self.calls + 1
             if number == self.at or (number > self.at >= 0 and not self._once):
                 error = self._error()
@@ -232,6 +229,30 @@ def test_feeding_killed_process(tmp_path, name):
     repair_store(path)
     assert contents(path) in (trial.before, trial.after)
     AtomicDataZarrReader(path).check_integrity()
+
+
+def test_feeding_no_write_outlives_a_failed_operation(store, monkeypatch):
+    """Zarr writes chunks side by side; those of a failed append must not meet the next one."""
+    original, running, lock = local_store._put, [], threading.Lock()
+
+    def put(path, *args, **kwargs):
+        if "forces" not in path.parts or path.name == "zarr.json":
+            return original(path, *args, **kwargs)
+        with lock:
+            running.append(path)
+            first = len(running) == 1
+        if first:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        time.sleep(0.1)
+        done = original(path, *args, **kwargs)
+        running.remove(path)
+        return done
+
+    AtomicDataZarrWriter(store).defragment(CONFIG)
+    monkeypatch.setattr(local_store, "_put", put)
+    with pytest.raises(StoreWriteError, match="No space left on device; the store holds what it did before"):
+        AtomicDataZarrWriter(store).append(make_structures(90))
+    assert len(running) == 1
 
 
 def test_feeding_errors_of_the_source_are_its_own(store):

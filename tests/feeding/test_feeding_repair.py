@@ -13,7 +13,7 @@ from feeding_structures import make_structures
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nvalchemi_lightning.data import AtomicDataZarrReader, AtomicDataZarrWriter, repair_store
+from nvalchemi_lightning.data import AtomicDataZarrReader, AtomicDataZarrWriter, repair_store, zarr_check, zarr_swap
 from nvalchemi_lightning.data.zarr_neighbors import Extent, find_shifts
 from nvalchemi_lightning.errors import ConfigurationError, StoreError
 
@@ -313,3 +313,44 @@ def test_feeding_repair_after_an_interrupted_write(tmp_path):
         repair_store({})
     with pytest.raises(StoreError, match="is not a Zarr group"):
         repair_store(tmp_path)
+
+
+def test_feeding_repair_replaces_a_store_by_a_checked_copy_alone(tmp_path, monkeypatch):
+    path = tmp_path / "s"
+    group, _ = edged_store(path)
+    without_offset(group)
+    damaged = group["core/neighbor_list"][:].tolist()
+    monkeypatch.setattr(zarr_check, "_renumberer", lambda *_: lambda _: None)
+    with pytest.raises(StoreError, match=r"s: repairing it did not help: core/neighbor_list: atom numbers of samples"):
+        repair_store(path)
+    assert zarr.open_group(path, mode="r")["core/neighbor_list"][:].tolist() == damaged
+    assert [entry.name for entry in tmp_path.iterdir()] == ["s"]
+
+
+def test_feeding_repair_shares_files_that_stay(tmp_path):
+    """The copy that is repaired costs the space of what changes; the rest is linked, or copied where links fail."""
+    path = tmp_path / "s"
+    group, before = edged_store(path)
+    without_offset(group)
+    kept = path / "core" / "positions" / "c" / "0" / "0"
+    number = kept.stat().st_ino
+    repair_store(path)
+    assert kept.stat().st_ino == number
+    assert kept.stat().st_nlink == 1
+    without_offset(group)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(zarr_swap.os, "link", no_links)
+        assert repair_store(path).is_sound
+    assert kept.stat().st_ino != number
+    assert contents(path) == before
+
+
+def no_links(*_):
+    raise OSError("links are not supported")
+
+
+def test_feeding_short_pointers_are_named(store):
+    zarr.open_group(store, mode="r+")["meta/edges_ptr"].resize((15,))
+    with pytest.raises(StoreError, match=r"meta/edges_ptr is shorter than 20 samples need; repair_store"):
+        len(AtomicDataZarrReader(store))
+    assert "num_samples: says 20 but meta/edges_ptr has only 14 samples" in str(repair_store(store, dry_run=True))
