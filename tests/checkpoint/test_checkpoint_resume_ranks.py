@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from rank_rigs import run_two_ranks
 from resume_rigs import SCENARIOS, Noisy
 
 from nvalchemi_lightning.specs import trust
@@ -22,23 +19,7 @@ SCRIPT = Path(__file__).with_name("resume_rank_script.py")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Run the script once and return its folder."""
     folder = tmp_path_factory.mktemp("ranks")
-    environment = {key: value for key, value in os.environ.items() if key not in {"MASTER_PORT", "LOCAL_RANK"}}
-    process = subprocess.Popen(
-        [sys.executable, str(SCRIPT), str(folder)],
-        cwd=folder,
-        env={**environment, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        output, _ = process.communicate(timeout=200)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        output, _ = process.communicate()
-        pytest.fail(f"two ranks did not end within 200 s:\n{output[-3000:]}")
-    assert process.returncode == 0, output[-6000:]
+    run_two_ranks(SCRIPT, folder, limit=200.0)
     return folder
 
 

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -25,6 +21,7 @@ from core_rank_script import (
     validation_of_five,
 )
 from core_rigs import trainer, w_of
+from rank_rigs import run_two_ranks
 
 from nvalchemi_lightning.counters import Counters
 from nvalchemi_lightning.data import DataLoader
@@ -39,23 +36,7 @@ Found = list[dict[str, Any]]
 def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     """Run the script once and return what rank 0 and rank 1 found."""
     folder = tmp_path_factory.mktemp("ranks")
-    environment = {key: value for key, value in os.environ.items() if key not in {"MASTER_PORT", "LOCAL_RANK"}}
-    process = subprocess.Popen(
-        [sys.executable, str(SCRIPT), str(folder)],
-        cwd=folder,
-        env={**environment, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        output, _ = process.communicate(timeout=100)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        output, _ = process.communicate()
-        pytest.fail(f"two ranks did not end within 100 s:\n{output[-3000:]}")
-    assert process.returncode == 0, output[-6000:]
+    run_two_ranks(SCRIPT, folder)
     return [json.loads((folder / f"rank_{rank}.json").read_text()) for rank in (0, 1)]
 
 

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import signal
-import subprocess
-import sys
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rank_rigs import run_two_ranks
 from update_rank_script import BROKEN, SPIKE
 
 SCRIPT = Path(__file__).with_name("update_rank_script.py")
@@ -23,23 +20,7 @@ Found = list[dict[str, Any]]
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Run the script once and return the folder that it wrote to."""
     folder = tmp_path_factory.mktemp("ranks")
-    environment = {key: value for key, value in os.environ.items() if key not in {"MASTER_PORT", "LOCAL_RANK"}}
-    process = subprocess.Popen(
-        [sys.executable, str(SCRIPT), str(folder)],
-        cwd=folder,
-        env={**environment, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        output, _ = process.communicate(timeout=100)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        output, _ = process.communicate()
-        pytest.fail(f"two ranks did not end within 100 s:\n{output[-3000:]}")
-    assert process.returncode == 0, output[-6000:]
+    run_two_ranks(SCRIPT, folder)
     return folder
 
 
