@@ -16,8 +16,8 @@ from torch.utils.hooks import RemovableHandle
 
 from nvalchemi_lightning.context import TrainContext
 from nvalchemi_lightning.errors import SecondOwnerError, TrainingStateError
+from nvalchemi_lightning.hooks.gradients import has_gradients
 from nvalchemi_lightning.hooks.registry import HookRegistry
-from nvalchemi_lightning.hooks.update import has_gradients
 from nvalchemi_lightning.optim import step_lr_schedulers
 from nvalchemi_lightning.stages import TrainingStage
 

@@ -7,8 +7,20 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
-__all__ = ["optimized_parameters", "total_norm"]
+__all__ = ["has_gradients", "optimized_parameters", "total_norm"]
+
+
+def has_gradients(optimizer: Optimizer) -> bool:
+    """Return whether any parameter of an optimizer has a gradient; a scaler complains about one without.
+
+    Parameters
+    ----------
+    optimizer : torch.optim.Optimizer
+        The optimizer.
+    """
+    return any(parameter.grad is not None for group in optimizer.param_groups for parameter in group["params"])
 
 
 def optimized_parameters(ctx: Any) -> dict[int, nn.Parameter]:

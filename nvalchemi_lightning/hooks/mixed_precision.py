@@ -4,22 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
-from pydantic import PrivateAttr, field_serializer, field_validator
+from pydantic import BeforeValidator, PrivateAttr, field_serializer
 from torch import Tensor
 from torch.optim import Optimizer
 
 from nvalchemi_lightning.errors import ConfigurationError, nearest
-from nvalchemi_lightning.hooks.update import TrainingUpdateHook, has_gradients
+from nvalchemi_lightning.hooks.gradients import has_gradients
+from nvalchemi_lightning.hooks.update import TrainingUpdateHook
+from nvalchemi_lightning.specs.serializers import DTYPE_ALIASES
 from nvalchemi_lightning.stages import TrainingStage
 from nvalchemi_lightning.strict_model import StrictModel
 
 __all__ = ["MixedPrecisionHook"]
 
 _PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-_ALIASES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+
+
+def _as_dtype(precision: Any) -> torch.dtype:
+    name = str(precision).lower().removeprefix("torch.")
+    known = isinstance(precision, str | torch.dtype) and DTYPE_ALIASES.get(name, name) in _PRECISIONS
+    if not known:
+        raise ConfigurationError(
+            f"MixedPrecisionHook.precision must be one of ({', '.join(_PRECISIONS)}); got {precision!r}"
+            f"{nearest(name, [*_PRECISIONS, *DTYPE_ALIASES])}"
+        )
+    return _PRECISIONS[DTYPE_ALIASES.get(name, name)]
 
 
 class _Scaler(torch.amp.GradScaler):
@@ -72,23 +84,12 @@ class MixedPrecisionHook(StrictModel, TrainingUpdateHook):
     priority: ClassVar[int] = 20
     _exclusive_update_key: ClassVar[str | None] = "MixedPrecisionHook"
 
-    precision: torch.dtype
+    # The validator is part of the annotation, so specs convert names too.
+    precision: Annotated[torch.dtype, BeforeValidator(_as_dtype)]
 
     _autocast: torch.autocast | None = PrivateAttr(default=None)
     _scaler: _Scaler | None = PrivateAttr(default=None)
     _scaler_state: dict[str, Any] = PrivateAttr(default_factory=dict)
-
-    @field_validator("precision", mode="before")
-    @classmethod
-    def _as_dtype(cls, precision: Any) -> torch.dtype:
-        name = str(precision).lower().removeprefix("torch.")
-        known = isinstance(precision, str | torch.dtype) and _ALIASES.get(name, name) in _PRECISIONS
-        if not known:
-            raise ConfigurationError(
-                f"MixedPrecisionHook.precision must be one of ({', '.join(_PRECISIONS)}); got {precision!r}"
-                f"{nearest(name, [*_PRECISIONS, *_ALIASES])}"
-            )
-        return _PRECISIONS[_ALIASES.get(name, name)]
 
     @field_serializer("precision")
     def _as_name(self, precision: torch.dtype) -> str:

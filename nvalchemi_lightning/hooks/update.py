@@ -9,13 +9,12 @@ from types import TracebackType
 from typing import Any, ClassVar
 
 from torch import Tensor
-from torch.optim import Optimizer
 
 from nvalchemi_lightning.errors import ConfigurationError, ConfigurationTypeError
 from nvalchemi_lightning.hooks.lifecycle import HookLifecycle
 from nvalchemi_lightning.stages import TrainingStage
 
-__all__ = ["TrainingUpdateHook", "TrainingUpdateOrchestrator", "fold", "has_gradients"]
+__all__ = ["TrainingUpdateHook", "TrainingUpdateOrchestrator", "fold"]
 
 _STAGES = (
     TrainingStage.BEFORE_BATCH,
@@ -244,17 +243,6 @@ def fold(
     return folded
 
 
-def has_gradients(optimizer: Optimizer) -> bool:
-    """Return whether any parameter of an optimizer has a gradient; a scaler complains about one without.
-
-    Parameters
-    ----------
-    optimizer : torch.optim.Optimizer
-        The optimizer.
-    """
-    return any(parameter.grad is not None for group in optimizer.param_groups for parameter in group["params"])
-
-
 def _flat(hooks: tuple[Any, ...]) -> Iterator[TrainingUpdateHook]:
     for i, hook in enumerate(hooks):
         if isinstance(hook, TrainingUpdateOrchestrator):
@@ -302,5 +290,10 @@ def _loss(hook: TrainingUpdateHook, ctx: Any, stage: TrainingStage) -> Tensor:
         raise ConfigurationTypeError(
             f"{type(hook).__name__} did not provide a Tensor loss for DO_BACKWARD; got {loss!r}. "
             "Return (True, ctx.loss) where nothing is transformed"
+        )
+    if not loss.requires_grad and ctx.loss.requires_grad:
+        raise ConfigurationTypeError(
+            f"{type(hook).__name__} returned a loss at DO_BACKWARD that is cut off from the weights; compute it from "
+            "ctx.loss, without .detach(), .item() or torch.no_grad()"
         )
     return loss

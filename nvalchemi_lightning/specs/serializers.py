@@ -33,7 +33,10 @@ from nvalchemi_lightning.errors import AlchemiError, ConfigurationError, Configu
 from nvalchemi_lightning.specs.hints import NO_HINT, adapter_of, is_class, item_hint, sole
 from nvalchemi_lightning.specs.trust import dotted_path, resolve
 
-__all__ = ["decode", "encode", "register_type_serializer"]
+__all__ = ["DTYPE_ALIASES", "decode", "encode", "register_type_serializer"]
+
+DTYPE_ALIASES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+"""Short names of dtypes that people write into files."""
 
 _TENSOR_KEYS = {"data", "dtype", "shape"}
 
@@ -259,7 +262,8 @@ _TAGS: dict[str, Callable[[Mapping[str, Any], str], Any]] = {
 
 
 def _dtype_from_text(text: Any) -> torch.dtype:
-    dtype = getattr(torch, str(text).removeprefix("torch."), None)
+    name = str(text).removeprefix("torch.")
+    dtype = getattr(torch, DTYPE_ALIASES.get(name, name), None)
     if not isinstance(dtype, torch.dtype):
         raise ValueError(f"{text!r} is not a dtype such as 'torch.float64'")
     return dtype

@@ -193,6 +193,16 @@ def test_a_loss_is_a_tensor() -> None:
         TrainingUpdateOrchestrator(hook)(context(), Stage.DO_BACKWARD)
 
 
+def test_a_loss_stays_on_the_graph() -> None:
+    hook = Noting(DO_BACKWARD=(True, torch.tensor(1.0)))
+    ctx = context()
+    ctx.loss = torch.tensor(1.0, requires_grad=True) * 2
+    with pytest.raises(
+        ConfigurationTypeError, match=r"Noting returned a loss at DO_BACKWARD that is cut off from the weights"
+    ):
+        TrainingUpdateOrchestrator(hook)(ctx, Stage.DO_BACKWARD)
+
+
 # Entering and leaving
 
 

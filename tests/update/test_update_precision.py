@@ -33,6 +33,7 @@ from nvalchemi_lightning.errors import ConfigurationError, SecondOwnerError, Tra
 from nvalchemi_lightning.hooks import EMAHook, GradientClipHook, MixedPrecisionHook, TrainingUpdateHook
 from nvalchemi_lightning.losses import EnergyMSELoss, ForceMSELoss
 from nvalchemi_lightning.models import DemoModel, DemoModelWrapper, PaiNN
+from nvalchemi_lightning.specs import create_model_spec_from_json
 from nvalchemi_lightning.stages import TrainingStage
 from nvalchemi_lightning.strategy import TrainingStrategy
 from nvalchemi_lightning.validation import ValidationConfig
@@ -88,10 +89,17 @@ def test_the_nearest_name_is_given() -> None:
 def test_the_precision_is_required_by_keyword() -> None:
     with pytest.raises(ValidationError, match="precision"):
         MixedPrecisionHook()
-    with pytest.raises(TypeError, match="positional"):
+    with pytest.raises(TypeError, match=r"argument like 'bf16'; write MixedPrecisionHook\(precision=\.\.\.\)"):
         MixedPrecisionHook("bf16")  # type: ignore[call-arg]
     with pytest.raises(ValidationError, match="no field 'dtype'"):
         MixedPrecisionHook(precision="bf16", dtype="bf16")
+
+
+def test_a_job_file_may_use_the_short_names() -> None:
+    form = {"cls_path": "nvalchemi_lightning.hooks.MixedPrecisionHook", "precision": "bf16"}
+    assert create_model_spec_from_json(form).build().precision is torch.bfloat16
+    with pytest.raises(ConfigurationError, match=r"MixedPrecisionHook\.precision does not hold a dtype: 'bf61'"):
+        create_model_spec_from_json({**form, "precision": "bf61"})
 
 
 def test_two_precisions_are_refused() -> None:

@@ -1,4 +1,4 @@
-"""Train with every update hook on two ranks; each rank writes what it has to ``<folder>/rank_<rank>.json``.
+"""Train with every hook on two ranks; each rank writes what it has to ``<folder>/rank_<rank>.json``.
 
 Lightning starts this script again for the second rank.
 """
@@ -12,7 +12,7 @@ import warnings
 from pathlib import Path
 
 import torch
-from update_contract_rigs import STRUCTURES, TABLE, recipe, result
+from update_contract_rigs import STRUCTURES, TABLE, make, recipe, result
 from update_window_rigs import labelled
 
 from nvalchemi_lightning.data import Batch, DataLoader
@@ -23,8 +23,8 @@ def main(folder: Path) -> None:
     logging.getLogger("nvalchemi_lightning").setLevel(logging.ERROR)
     torch.set_num_threads(1)
     found = {}
-    for name, make in TABLE.items():
-        hook = make()
+    for name in TABLE:
+        hook = make(name)
         what = recipe(hook)
         loader = DataLoader(Batch.from_data_list(labelled(STRUCTURES, seed=2)), batch_size=2)
         what.run(loader, enable_progress_bar=False, strategy="nvalchemi_ddp", devices=2)

@@ -1,8 +1,9 @@
-"""The update hooks that come with the package, a line each, and what every one of them is run on."""
+"""The hooks that come with the package, a line each, and what every one of them is run on."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import json
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -10,25 +11,36 @@ from torch import Tensor
 from update_rigs import adam
 from update_window_rigs import Potential, cut, labelled, three_terms
 
+from nvalchemi_lightning import hooks
 from nvalchemi_lightning.data import Batch
-from nvalchemi_lightning.hooks import (
-    EMAHook,
-    GradientAccumulationHook,
-    GradientClipHook,
-    MixedPrecisionHook,
-    SpikeSkipHook,
-    TrainingUpdateHook,
-)
+from nvalchemi_lightning.specs import create_model_spec, create_model_spec_from_json
 from nvalchemi_lightning.strategy import TrainingStrategy
 
-TABLE: dict[str, Callable[[], TrainingUpdateHook]] = {
-    "GradientAccumulationHook": lambda: GradientAccumulationHook(2, normalize="batch"),
-    "MixedPrecisionHook": lambda: MixedPrecisionHook(precision="fp16"),
-    "GradientClipHook": lambda: GradientClipHook(max_norm=0.1),
-    "SpikeSkipHook": lambda: SpikeSkipHook(factor=3.0, min_history=1),
-    "EMAHook": lambda: EMAHook(decay=0.5),
+TABLE: dict[str, dict[str, Any]] = {
+    "GradientAccumulationHook": {"steps": 2, "normalize": "batch"},
+    "MixedPrecisionHook": {"precision": "fp16"},
+    "GradientClipHook": {"max_norm": 0.1},
+    "SpikeSkipHook": {"factor": 3.0, "min_history": 1},
+    "EMAHook": {"decay": 0.5},
+    "CheckpointHook": {"checkpoint_dir": "checkpoints", "step_interval": 1},
+    "NeighborListHook": {"cutoff": 2.0},
+    "StageTimingHook": {"profiled_stages": "all", "log_path": "times.csv"},
+    "TorchProfilerHook": {"output_dir": "profiles", "record_shapes": False},
+    "TraceHook": {},
 }
-"""A new update hook joins with one line; its class must make a fresh hook at every call."""
+"""A new hook joins with one line: the name of its class, and arguments that a job file could hold."""
+
+
+def make(name: str) -> Any:
+    """Return a fresh hook."""
+    return getattr(hooks, name)(**TABLE[name])
+
+
+def from_spec(name: str) -> Any:
+    """Return a fresh hook by way of the JSON that a job file holds."""
+    spec = create_model_spec(getattr(hooks, name), **TABLE[name])
+    return create_model_spec_from_json(json.loads(spec.model_dump_json())).build()
+
 
 STRUCTURES = 16
 
