@@ -50,7 +50,9 @@ class HookedRecipe(CountedRecipe):
     @field_validator("hooks", mode="before")
     @classmethod
     def _as_list(cls, hooks: Any) -> list[Any]:
-        if hooks is None or isinstance(hooks, (str, bytes)) or not isinstance(hooks, Iterable):
+        if callable(hooks):  # one of pydantic can be iterated, over its fields
+            raise ConfigurationError(f"hooks must be a list of hooks; got {type(hooks).__name__}, write hooks=[...]")
+        if isinstance(hooks, (str, bytes)) or not isinstance(hooks, Iterable):
             raise ConfigurationError(f"hooks must be a list of hooks; got {hooks!r}")
         return list(hooks)
 

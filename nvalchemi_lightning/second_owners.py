@@ -46,10 +46,12 @@ def refuse_second_owners(trainer: Trainer) -> None:
     ConfigurationError
         For a validation interval given as a fraction of an epoch, and for loaders that are built anew.
     """
-    if trainer.gradient_clip_val is not None:
-        _refuse(f"Trainer(gradient_clip_val={trainer.gradient_clip_val!r})", "the GradientClipHook")
-    if trainer.gradient_clip_algorithm is not None:
-        _refuse(f"Trainer(gradient_clip_algorithm={trainer.gradient_clip_algorithm!r})", "the GradientClipHook")
+    clip, algorithm = trainer.gradient_clip_val, trainer.gradient_clip_algorithm
+    instead = f"hooks=[GradientClipHook({'max_value' if algorithm == 'value' else 'max_norm'}={clip or '...'})]"
+    if clip is not None:
+        _refuse(f"Trainer(gradient_clip_val={clip!r})", instead)
+    if algorithm is not None:
+        _refuse(f"Trainer(gradient_clip_algorithm={algorithm!r})", instead)
     if trainer.accumulate_grad_batches != 1:
         _refuse(
             f"Trainer(accumulate_grad_batches={trainer.accumulate_grad_batches})",

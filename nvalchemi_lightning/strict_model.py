@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
-from nvalchemi_lightning.errors import UnknownNameError, nearest
+from nvalchemi_lightning.errors import ConfigurationTypeError, UnknownNameError, nearest
 
 __all__ = ["StrictModel"]
 
@@ -17,6 +18,14 @@ class StrictModel(BaseModel):
     model_config = ConfigDict(
         extra="forbid", arbitrary_types_allowed=True, revalidate_instances="never", hide_input_in_errors=True
     )
+
+    def __init__(self, *positional: Any, **fields: Any) -> None:
+        if positional:
+            name, first = type(self).__name__, next(iter(type(self).model_fields))
+            raise ConfigurationTypeError(
+                f"{name} takes no positional argument like {positional[0]!r}; write {name}({first}=...)"
+            )
+        super().__init__(**fields)
 
     @model_validator(mode="before")
     @classmethod
@@ -34,3 +43,7 @@ class StrictModel(BaseModel):
     @classmethod
     def _keywords(cls) -> set[str]:
         return set(cls.model_fields)
+
+
+# Of what is refused nothing is to be seen in the signatures of the models.
+StrictModel.__init__.__signature__ = inspect.signature(BaseModel.__init__)  # type: ignore[attr-defined]

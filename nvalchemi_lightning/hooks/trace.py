@@ -78,8 +78,8 @@ class TraceHook:
     frequency = 1
 
     def __init__(self, keep: int = 10_000) -> None:
-        if keep < 1:
-            raise ConfigurationError(f"TraceHook(keep={keep}) keeps nothing; give a positive number of events")
+        if not isinstance(keep, int) or keep < 1:
+            raise ConfigurationError(f"TraceHook(keep={keep!r}) keeps nothing; give a positive number of events")
         self.events: deque[TraceEvent] = deque(maxlen=keep)
         self._registry: Any = None
 

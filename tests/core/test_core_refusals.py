@@ -34,9 +34,19 @@ from nvalchemi_lightning.module import AlchemiModule
 from nvalchemi_lightning.owner import SingleOwner, SingleOwnerDDP
 
 REFUSED_OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
-    "gradient_clip_val": ({"gradient_clip_val": 1.0}, r"gradient_clip_val=1.0\) .* use the GradientClipHook"),
-    "gradient_clip_val=0": ({"gradient_clip_val": 0.0}, "GradientClipHook"),
-    "gradient_clip_algorithm": ({"gradient_clip_algorithm": "value"}, "gradient_clip_algorithm.*GradientClipHook"),
+    "gradient_clip_val": (
+        {"gradient_clip_val": 1.0},
+        r"gradient_clip_val=1.0\) .* use hooks=\[GradientClipHook\(max_norm=1.0\)\]",
+    ),
+    "gradient_clip_val=0": ({"gradient_clip_val": 0.0}, r"GradientClipHook\(max_norm=\.\.\.\)"),
+    "gradient_clip_val by value": (
+        {"gradient_clip_val": 1.0, "gradient_clip_algorithm": "value"},
+        r"GradientClipHook\(max_value=1.0\)",
+    ),
+    "gradient_clip_algorithm": (
+        {"gradient_clip_algorithm": "value"},
+        r"gradient_clip_algorithm.*GradientClipHook\(max_value=\.\.\.\)",
+    ),
     "accumulate_grad_batches": (
         {"accumulate_grad_batches": 2},
         r"batches=2.*GradientAccumulationHook\(2\)",

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 
 from nvalchemi_lightning.context import TrainContext
 from nvalchemi_lightning.errors import ConfigurationError, ConfigurationTypeError
-from nvalchemi_lightning.hooks import CheckpointableHook, Hook
+from nvalchemi_lightning.hooks import CheckpointableHook, EMAHook, Hook
 from nvalchemi_lightning.hooks.registry import HookRegistry, runs_on
 from nvalchemi_lightning.stages import TrainingStage
 from nvalchemi_lightning.validation import ValidationConfig
@@ -287,8 +287,10 @@ def test_what_is_no_collection_is_refused(hooks: Any) -> None:
 
 
 def test_one_hook_without_a_list_is_refused() -> None:
-    with pytest.raises(ValidationError, match="hooks must be a list of hooks; got"):
+    with pytest.raises(ValidationError, match=r"hooks must be a list of hooks; got \w+, write hooks=\[\.\.\.\]"):
         strategy(hooks=observer())
+    with pytest.raises(ValidationError, match="list of hooks; got EMAHook"):
+        strategy(hooks=EMAHook())
 
 
 def test_the_same_hook_may_serve_two_strategies() -> None:

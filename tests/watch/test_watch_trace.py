@@ -131,6 +131,8 @@ def test_a_trace_that_begins_within_a_stage_still_shows_it() -> None:
 def test_a_trace_that_cannot_work_is_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"TraceHook\(keep=0\) keeps nothing; give a positive number"):
         TraceHook(keep=0)
+    with pytest.raises(ConfigurationError, match=r"keep='5'"):
+        TraceHook(keep="5")  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="the strategy has a TraceHook already; one trace holds everything"):
         strategy(TraceHook(), TraceHook())
 
