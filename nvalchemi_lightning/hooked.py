@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import Field, PrivateAttr, field_validator, model_validator
 from torch import Tensor
 
-from nvalchemi_lightning.checkpoint.provenance import Provenance
+from nvalchemi_lightning.checkpoint.provenance import RunProvenance
 from nvalchemi_lightning.counted import CountedRecipe
 from nvalchemi_lightning.errors import ConfigurationError, ConfigurationTypeError
 from nvalchemi_lightning.hooks.gradient_accumulation import GradientAccumulationHook
@@ -113,9 +113,9 @@ class HookedRecipe(CountedRecipe):
         return ResumePoint(lambda: each_hook(self.registry))
 
     @cached_property
-    def provenance(self) -> Provenance:
+    def provenance(self) -> RunProvenance:
         """What a checkpoint says of where it comes from."""
-        return Provenance()
+        return RunProvenance()
 
     @property
     def lightning_callbacks(self) -> list[Any]:

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from nvalchemi_lightning.checkpoint.layout import is_folder_name, read_json, spec_file
-from nvalchemi_lightning.checkpoint.provenance import Provenance
+from nvalchemi_lightning.checkpoint.provenance import RunProvenance
 from nvalchemi_lightning.checkpoint.reading import Stored
 from nvalchemi_lightning.checkpoint.reference_names import in_reference_names
 from nvalchemi_lightning.checkpoint.restoring import adopt_dtypes
@@ -79,7 +79,7 @@ def save_components(
         resume={},
         associations=dict(_associations(models, optimizers, schedulers) if associations is None else associations),
         metrics={},
-        provenance=Provenance().form(),
+        provenance=RunProvenance().form(),
     )
     return write(root, snapshot, index)
 

@@ -49,7 +49,7 @@ class Contents:
     metrics : dict of str to float
         The validation of these weights.
     provenance : dict
-        What `Provenance.form` returned when it was written.
+        What `RunProvenance.form` returned when it was written.
     """
 
     path: Path

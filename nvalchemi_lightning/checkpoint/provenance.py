@@ -14,12 +14,12 @@ import torch
 
 from nvalchemi_lightning.checkpoint.git import commit_of
 
-__all__ = ["Provenance", "data_of"]
+__all__ = ["RunProvenance", "data_of"]
 
 _PACKAGES = ("nvalchemi-lightning", "torch", "lightning", "numpy")
 
 
-class Provenance:
+class RunProvenance:
     """What checkpoints say of the run that wrote them. What costs time is found out once per run."""
 
     def __init__(self) -> None:

@@ -42,7 +42,7 @@ class Snapshot:
     metrics : dict of str to float
         The validation of these weights; empty if there was none.
     provenance : dict
-        What `Provenance.form` returns.
+        What `RunProvenance.form` returns.
     """
 
     strategy: dict[str, Any] | None

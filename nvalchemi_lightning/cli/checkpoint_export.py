@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from nvalchemi_lightning.cli.output import show_line, size_text
+from nvalchemi_lightning.cli.output import show_line
 
 __all__ = ["export"]
 
@@ -24,4 +24,4 @@ def export(
     from nvalchemi_lightning.checkpoint.exporting import export_weights
 
     export_weights(path, target, model=model, index=index, averaged=averaged, overwrite=overwrite)
-    show_line(f"{target}: {'averaged' if averaged else 'raw'} weights, {size_text(target.stat().st_size)}")
+    show_line(f"{target}: {'averaged' if averaged else 'raw'} weights")

@@ -108,7 +108,7 @@ def test_export(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     target = tmp_path / "a.pt"
     outcome = run_here(capsys, "checkpoint", "export", root, target, "--averaged", "--model", "main")
     assert outcome.code == 0
-    assert outcome.out.startswith(f"{target}: averaged weights, ")
+    assert outcome.out == f"{target}: averaged weights\n"
     averaged = torch.load(target, weights_only=True)["scale"]
     assert run_here(capsys, "checkpoint", "export", root, target).code == 2
     assert run_here(capsys, "checkpoint", "export", root, target, "--overwrite", "--index", 2).code == 0
