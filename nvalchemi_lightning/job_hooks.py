@@ -6,10 +6,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from nvalchemi_lightning.errors import ConfigurationError, UnknownNameError, UntrustedPathError, nearest
+from nvalchemi_lightning.hooks.recipes import hook_from
 from nvalchemi_lightning.hooks.registry import HookRegistry
 from nvalchemi_lightning.hooks.update import TrainingUpdateHook
 from nvalchemi_lightning.lifecycle import Lifecycle
-from nvalchemi_lightning.specs import create_model_spec_from_json, own_path, resolve
+from nvalchemi_lightning.specs import own_path, resolve
 from nvalchemi_lightning.stages import TrainingStage
 from nvalchemi_lightning.validation import ValidationConfig
 
@@ -90,11 +91,10 @@ def _hooks(entry: Mapping[str, Any], where: str) -> Iterator[Any]:
 
 
 def _built(spec: Mapping[str, Any], stages: list[TrainingStage], where: str) -> Iterator[Any]:
-    recipe = create_model_spec_from_json(spec)
     if not stages:
-        yield recipe.build()
+        yield hook_from(spec)
     for stage in stages:
-        hook = recipe.build()
+        hook = hook_from(spec)
         if hasattr(hook, "_runs_on_stage"):
             raise ConfigurationError(f"{where}: {type(hook).__name__} decides its stages itself; leave stages out")
         hook.stage = stage

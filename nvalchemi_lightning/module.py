@@ -6,7 +6,8 @@ import inspect
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
@@ -16,18 +17,24 @@ from nvalchemi_lightning import _lightning
 from nvalchemi_lightning.batch_step import BatchStep, check_first_batch
 from nvalchemi_lightning.callbacks.metric_schedulers import MetricSchedulers
 from nvalchemi_lightning.callbacks.stage import stage_callbacks
+from nvalchemi_lightning.checkpoint.reading import load_tensors
 from nvalchemi_lightning.context import TrainContext
 from nvalchemi_lightning.counters import Counters
 from nvalchemi_lightning.errors import ConfigurationError
 from nvalchemi_lightning.feeding import OneLoader, loader_length
 from nvalchemi_lightning.model_inputs import check_metric_keys, check_metric_schedulers
-from nvalchemi_lightning.module_checkpoint import add_to_checkpoint, check_moments, take_from_checkpoint
+from nvalchemi_lightning.module_checkpoint import (
+    add_to_checkpoint,
+    check_moments,
+    recipe_from_checkpoint,
+    take_from_checkpoint,
+)
 from nvalchemi_lightning.module_evaluation import EvaluatingModule
 from nvalchemi_lightning.module_log import called_for, log_step
 from nvalchemi_lightning.progress import RunProgress
 from nvalchemi_lightning.recipe import TrainingRecipe
 from nvalchemi_lightning.resume import keeping_random_states
-from nvalchemi_lightning.runtime import restoring_modes
+from nvalchemi_lightning.runtime import move_to_devices, restoring_modes
 from nvalchemi_lightning.stages import TrainingStage
 from nvalchemi_lightning.validation.config import ValidationConfig
 from nvalchemi_lightning.validation.evaluation import EvaluationLoader, check_validation_data, summary_numbers
@@ -212,6 +219,42 @@ class AlchemiModule(EvaluatingModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Take over what was added; hooks are built already."""
         take_from_checkpoint(self.recipe, checkpoint)
+
+    @classmethod
+    def load_from_checkpoint(  # type: ignore[override]  # hyperparameters are the recipe's
+        cls, checkpoint_path: str | Path, map_location: Any = None, **arguments: Any
+    ) -> Self:
+        """Rebuild a module, with its weights and counters, from a checkpoint of Lightning.
+
+        To go on with training, hand the same file to ``fit(module, ckpt_path=...)``: optimizers are restored there.
+
+        Parameters
+        ----------
+        checkpoint_path : str or Path
+            A file that ``ModelCheckpoint`` or ``trainer.save_checkpoint`` wrote; read with ``weights_only=True``.
+        map_location : str or torch.device, optional
+            Replaces the saved ``devices``.
+        **arguments
+            ``models``, ``hooks``, ``training_fn`` and the other arguments of `TrainingStrategy.load_checkpoint`.
+
+        Raises
+        ------
+        StoreError
+            If the file is damaged or not safe to load.
+        ConfigurationError
+            If it holds no recipe, or a part of it cannot be built.
+        UntrustedPathError
+            If it names something outside the trusted packages.
+        """
+        checkpoint = load_tensors(Path(checkpoint_path))
+        if map_location is not None:
+            arguments["devices"] = [torch.device(map_location)]
+        recipe = recipe_from_checkpoint(checkpoint, str(checkpoint_path), **arguments)
+        module = cls(recipe)
+        module.on_load_checkpoint(checkpoint)
+        module.load_state_dict(checkpoint["state_dict"])
+        move_to_devices(recipe.models, recipe.devices)
+        return module
 
     def check_moments(self, checkpoint: Mapping[str, Any]) -> None:
         """Refuse the optimizers of a checkpoint whose moments would land on other parameters."""

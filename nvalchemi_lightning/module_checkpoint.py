@@ -1,39 +1,90 @@
-"""What a checkpoint of Lightning holds of a recipe besides weights, optimizers and schedules."""
+"""What a checkpoint of Lightning holds of a recipe besides weights, optimizers and schedules, and a recipe from it."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
 from nvalchemi_lightning.checkpoint.moments import require_same_optimizers
+from nvalchemi_lightning.checkpoint.restoring import adopt_dtypes
 from nvalchemi_lightning.checkpoint.states import hook_states, load_hook_states, optimized_names
+from nvalchemi_lightning.errors import ConfigurationError, ConfigurationTypeError
 from nvalchemi_lightning.recipe import TrainingRecipe
 from nvalchemi_lightning.resume import gather_from_ranks
+from nvalchemi_lightning.strategy_spec import checkpoint_dict, strategy_arguments_from_spec, strategy_class
 
-__all__ = ["add_to_checkpoint", "check_moments", "take_from_checkpoint"]
+__all__ = ["add_to_checkpoint", "check_moments", "recipe_from_checkpoint", "take_from_checkpoint"]
 
 _KEY = "nvalchemi_lightning"
 
 
 def add_to_checkpoint(recipe: TrainingRecipe, checkpoint: dict[str, Any]) -> None:
-    """Add the states of hooks, where every rank stands, which parameters the optimizers hold, and the provenance.
+    """Add recipe, states of hooks, where every rank stands, which parameters the optimizers hold, and the provenance.
 
     Parameters
     ----------
     recipe : TrainingRecipe
         What is trained. Every rank must call this.
     checkpoint : dict
-        Changed in place, unless it is one of weights alone.
+        Changed in place; to one of weights alone the recipe alone is added.
     """
+    checkpoint[_KEY] = {"recipe": _form(recipe)}
     if "optimizer_states" not in checkpoint:
         return
     names = optimized_names(recipe.models)
-    checkpoint[_KEY] = {
+    checkpoint[_KEY] |= {
         "hooks": hook_states(recipe.hooks),
         "ranks": gather_from_ranks(recipe.resume.state()),
         "parameters": [names(optimizer) for optimizer in recipe.flat_optimizers()[0]],
         "provenance": recipe.provenance.form(),
     }
+
+
+def _form(recipe: TrainingRecipe) -> dict[str, Any]:
+    """Return the recipe as JSON data, or why there is none: a run that brings its own objects can do without."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Omitting")
+        try:
+            return checkpoint_dict(recipe)
+        except (ConfigurationError, ConfigurationTypeError) as error:
+            return {"omitted": str(error)}
+
+
+def recipe_from_checkpoint(checkpoint: Mapping[str, Any], path: Any, **arguments: Any) -> TrainingRecipe:
+    """Rebuild the recipe that `add_to_checkpoint` stored, with the weights.
+
+    Parameters
+    ----------
+    checkpoint : mapping
+        As it was read.
+    path : str or Path
+        How messages name it.
+    **arguments
+        See `strategy_arguments_from_spec`.
+
+    Raises
+    ------
+    ConfigurationError
+        If there is no recipe, or a part of it cannot be built.
+    UntrustedPathError
+        If it names something outside the trusted packages.
+    """
+    form = checkpoint.get(_KEY, {}).get("recipe", {"omitted": "an AlchemiModule of this version did not write it"})
+    if "omitted" in form:
+        raise ConfigurationError(
+            f"{path} holds no recipe: {form['omitted']}; build AlchemiModule(...) yourself, and pass "
+            f"ckpt_path={path!r} to fit, validate, test or predict"
+        )
+    recipe: TrainingRecipe = strategy_class(form.get("strategy_cls"), TrainingRecipe)(
+        **strategy_arguments_from_spec(form, **arguments)
+    )
+    if arguments.get("models") is None:
+        for name, model in recipe.models.items():
+            prefix = f"models.{name}."
+            tensors = {key.removeprefix(prefix): value for key, value in checkpoint["state_dict"].items()}
+            adopt_dtypes(model, tensors)
+    return recipe
 
 
 def take_from_checkpoint(recipe: TrainingRecipe, checkpoint: Mapping[str, Any]) -> None:
@@ -47,7 +98,7 @@ def take_from_checkpoint(recipe: TrainingRecipe, checkpoint: Mapping[str, Any]) 
         As it was read; one that a plain LightningModule wrote has nothing to take.
     """
     added = checkpoint.get(_KEY)
-    if added is not None:
+    if added is not None and "hooks" in added:
         load_hook_states(recipe.hooks, added["hooks"])
         recipe.resume.load(added["ranks"])
 
@@ -67,7 +118,7 @@ def check_moments(recipe: TrainingRecipe, checkpoint: Mapping[str, Any]) -> None
     ConfigurationError
         If they hold other parameters, or in other groups.
     """
-    if _KEY in checkpoint:
+    if "parameters" in checkpoint.get(_KEY, {}):
         optimizers, names = recipe.flat_optimizers()[0], optimized_names(recipe.models)
         pairs = zip(map(names, optimizers), checkpoint[_KEY]["parameters"], strict=False)
         require_same_optimizers(optimizers, checkpoint["optimizer_states"], list(pairs))

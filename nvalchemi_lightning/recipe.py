@@ -231,6 +231,15 @@ class TrainingRecipe(HookedRecipe):
         """Whether the optimizers were built already."""
         return self._optimizers is not None
 
+    @contextmanager
+    def trying_optimizers(self) -> Iterator[None]:
+        """Forget the optimizers that are built within the block."""
+        before = self._optimizers
+        try:
+            yield
+        finally:
+            self._optimizers = before
+
     def flat_optimizers(self) -> tuple[list[Optimizer], list[Any]]:
         """Return all optimizers and, aligned with them, their schedulers (None where there is none)."""
         pairs = [pair for pairs in self.optimizers().values() for pair in pairs]

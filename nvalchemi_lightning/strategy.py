@@ -12,7 +12,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ProgressBar
 from pydantic import model_validator
 
-from nvalchemi_lightning import _lightning, strategy_spec
+from nvalchemi_lightning import _lightning, rehearsal, strategy_spec
 from nvalchemi_lightning.batch_step import BatchStep
 from nvalchemi_lightning.callbacks.progress import TimedProgressBar
 from nvalchemi_lightning.checkpoint import saving
@@ -178,6 +178,17 @@ class TrainingStrategy(TrainingRecipe):
     ) -> Self:
         """Rebuild a strategy from a checkpoint; see `checkpoint.load` for the keyword arguments."""
         return saving.load(cls, root, checkpoint_index, map_location, **arguments)
+
+    def rehearse(self, **arguments: Any) -> None:
+        """Prove before a long run that it can be resumed; see `rehearsal.rehearse` for what that costs.
+
+        Raises
+        ------
+        ConfigurationError
+            If something would not come back from a checkpoint; it names the places and what to write.
+        """
+        self._refuse_nesting("rehearse")
+        rehearsal.rehearse(self, **arguments)
 
     def to_spec_dict(self) -> dict[str, Any]:
         """Return the recipe as JSON data; see `strategy_spec.spec_dict`."""

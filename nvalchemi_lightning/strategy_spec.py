@@ -5,23 +5,21 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Mapping
-from contextlib import contextmanager
 from inspect import Parameter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
 from nvalchemi_lightning.counters import Counters
-from nvalchemi_lightning.errors import AlchemiError, ConfigurationError, ConfigurationTypeError, nearest
+from nvalchemi_lightning.errors import ConfigurationError, ConfigurationTypeError, nearest
 from nvalchemi_lightning.losses import BaseLossFunction, ComposedLossFunction
 from nvalchemi_lightning.optim import OptimizerConfig
 from nvalchemi_lightning.specs import create_model_spec_from_json, dotted_path, resolve
 from nvalchemi_lightning.specs.hints import signature_of
 from nvalchemi_lightning.specs.model_spec import model_spec_or_warning
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from nvalchemi_lightning.specs.places import built, located
+from nvalchemi_lightning.strategy_extras import EXTRAS, extras_of, hooks_from, stored_assembler, stored_validation
 
 __all__ = [
     "checkpoint_dict",
@@ -37,6 +35,7 @@ _REQUIRED = ("optimizer_configs", "devices", "loss_fn_spec")
 _OVERRIDES = (
     "loss_target_assembler",
     "validation_config",
+    "validation_data",
     "devices",
     "num_epochs",
     "num_steps",
@@ -47,7 +46,7 @@ _OVERRIDES = (
 def spec_dict(strategy: Any) -> dict[str, Any]:
     """Return the recipe of a strategy as JSON data.
 
-    Hooks, counters, validation data and the target assembler are run-time objects and not part of it.
+    Counters, validation data and objects of the script are not part of it.
 
     Parameters
     ----------
@@ -59,14 +58,15 @@ def spec_dict(strategy: Any) -> dict[str, Any]:
     dict
         ``optimizer_configs, num_epochs, num_steps, epoch_step_modifier, devices, loss_fn_spec, model_specs,
         single_model_input`` and ``training_fn``. A model without a recipe, or a ``training_fn`` that cannot be
-        imported, is left out with a warning.
+        imported, is left out with a warning. What the reference does not store is under ``lightning``, a key that it
+        passes over: see `extras_of`.
 
     Raises
     ------
     ConfigurationTypeError
         If a keyword of an optimizer, schedule or loss cannot be stored.
     """
-    with _located("optimizer_configs"):
+    with located("optimizer_configs"):
         optimizers = {
             name: [config.to_spec().model_dump() for config in configs]
             for name, configs in strategy.optimizer_configs.items()
@@ -82,6 +82,7 @@ def spec_dict(strategy: Any) -> dict[str, Any]:
         "model_specs": {name: spec.model_dump() for name, spec in specs.items() if spec is not None},
         "single_model_input": strategy.single_model_input,
         **_training_fn_form(strategy.training_fn),
+        EXTRAS: extras_of(strategy),
     }
     require_json(form, "spec")
     return form
@@ -140,13 +141,15 @@ def strategy_arguments_from_spec(
         What `spec_dict` returned. Keys that it does not know are passed over.
     models : nn.Module or mapping of str to nn.Module, optional
         Live models; each replaces the recipe of the same name, which is then not looked at.
-    hooks : iterable, optional
-        Hooks are not part of a recipe.
+    hooks : iterable or "saved", optional
+        The hooks; ``"saved"`` builds those of the recipe. By default there are none, as in the reference: a hook
+        writes files and holds connections, which a file should not set going unasked.
     training_fn : callable or str, optional
         Replaces the stored one.
     **overrides
         ``loss_target_assembler``, ``validation_config``, ``devices``, ``num_epochs``, ``num_steps`` or
         ``optimizer_configs``; None leaves what is stored, and one kind of duration replaces the other.
+        ``validation_data`` goes with the stored validation; without it or ``validation_config`` there is none.
 
     Raises
     ------
@@ -161,13 +164,16 @@ def strategy_arguments_from_spec(
     _require_shape(spec)
     overrides = {name: value for name, value in overrides.items() if value is not None}
     devices = overrides.get("devices", spec["devices"])
+    if "loss_target_assembler" not in overrides:
+        overrides.update(stored_assembler(spec))
     arguments = {
         "models": _models(spec, models, devices),
         "loss_fn": _loss(spec["loss_fn_spec"]),
         "training_fn": _training_fn(spec, training_fn),
-        "hooks": [] if hooks is None else hooks,
+        "hooks": hooks_from(spec, hooks),
         "devices": devices,
         "epoch_step_modifier": spec.get("epoch_step_modifier", 1.0),
+        "validation_config": _validation(spec, overrides),
         **_duration(spec, overrides),
     }
     if "optimizer_configs" not in overrides:
@@ -220,7 +226,7 @@ def strategy_class(path: Any, base: type) -> type:
         raise ConfigurationError(f"strategy_cls must be a dotted path; got {path!r}")
     if path == f"{base.__module__}.{base.__qualname__}":
         return base
-    with _located("strategy_cls"):
+    with located("strategy_cls"):
         found: type = resolve(path, kind=base)
     return found
 
@@ -248,7 +254,7 @@ def counters_from(state: Mapping[str, Any] | None) -> Counters | None:
     if not isinstance(state, Mapping):
         raise ConfigurationError(f"runtime_state must be an object of counters; got {state!r}")
     counts = {name: state[name] for name in vars(Counters()) if name in state}
-    with _located("runtime_state"):
+    with located("runtime_state"):
         counters = Counters(**counts)
     if "global_step_count" not in counts:
         counters.global_step_count = counters.step_count * _world_size()
@@ -340,27 +346,26 @@ def _models(spec: Mapping[str, Any], live: Any, devices: Any) -> Any:
 
 
 def _model(name: str, form: Any, devices: Any) -> nn.Module:
-    with _located(f"model_specs[{name!r}]", f"; or pass models={{{name!r}: model}}"):
+    with located(f"model_specs[{name!r}]", f"; or pass models={{{name!r}: model}}"):
         spec = create_model_spec_from_json(form, kind=nn.Module)
         device = torch.device(devices[0] if isinstance(devices, list | tuple) else devices)
         device_aware = signature_of(spec.target).parameters.get("device")
         placed = device_aware is not None and device_aware.kind is not Parameter.VAR_KEYWORD
-        model: nn.Module = spec.build(**({"device": device} if placed else {}))
+        model: nn.Module = built(spec, **({"device": device} if placed else {}))
     return model
 
 
 def _loss(form: Mapping[str, Any]) -> nn.Module:
-    with _located("loss_fn_spec"):
-        spec = create_model_spec_from_json(form, kind=(ComposedLossFunction, BaseLossFunction))
-        loss: nn.Module = spec.build()
+    with located("loss_fn_spec"):
+        loss: nn.Module = built(create_model_spec_from_json(form, kind=(ComposedLossFunction, BaseLossFunction)))
     return loss
 
 
 def _optimizer_configs(forms: Mapping[str, Any]) -> dict[str, list[OptimizerConfig]]:
     configs = {}
     for name, listed in forms.items():
-        with _located(f"optimizer_configs[{name!r}]"):
-            configs[_main(name)] = [create_model_spec_from_json(form, kind=OptimizerConfig).build() for form in listed]
+        with located(f"optimizer_configs[{name!r}]"):
+            configs[_main(name)] = [built(create_model_spec_from_json(form, kind=OptimizerConfig)) for form in listed]
     return configs
 
 
@@ -373,8 +378,17 @@ def _training_fn(spec: Mapping[str, Any], given: Callable[..., Any] | str | None
         )
     if not isinstance(stored, str):
         return stored
-    with _located("training_fn", "; or pass training_fn=<the function>"):
+    with located("training_fn", "; or pass training_fn=<the function>"):
         return resolve(stored)
+
+
+def _validation(spec: Mapping[str, Any], overrides: dict[str, Any]) -> Any:
+    data, config = overrides.pop("validation_data", None), overrides.pop("validation_config", None)
+    if config is None:
+        return stored_validation(spec, data)
+    if data is not None:
+        raise ConfigurationError("validation_data= and validation_config= were both given; give one")
+    return config
 
 
 def _duration(spec: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
@@ -386,15 +400,6 @@ def _duration(spec: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str
 def _main(name: str) -> str:
     """Return the name of a model; the first releases of the reference wrote ``"0"`` for the only one."""
     return "main" if name == "0" else name
-
-
-@contextmanager
-def _located(where: str, advice: str = "") -> Iterator[None]:
-    """Say in errors of this package where in the spec they arose."""
-    try:
-        yield
-    except AlchemiError as error:
-        raise type(error)(f"{where}: {error}{advice}") from error
 
 
 def _world_size() -> int:

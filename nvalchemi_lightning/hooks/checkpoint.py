@@ -18,6 +18,8 @@ from nvalchemi_lightning.context import TrainContext
 from nvalchemi_lightning.errors import AlchemiError, ConfigurationError, TrainingStateError
 from nvalchemi_lightning.hooks.saving_at_exit import FOLLOWED_STAGES, SavingAtExit
 from nvalchemi_lightning.resume import gather_from_ranks
+from nvalchemi_lightning.specs.base import BaseSpec
+from nvalchemi_lightning.specs.fields import fields_spec
 from nvalchemi_lightning.stages import TrainingStage
 from nvalchemi_lightning.strategy_spec import checkpoint_dict
 from nvalchemi_lightning.strict_model import StrictModel
@@ -110,6 +112,10 @@ class CheckpointHook(StrictModel):
                 f"got step_interval={self.step_interval}, epoch_interval={self.epoch_interval}"
             )
         return self
+
+    def to_spec(self) -> BaseSpec:
+        """Return the recipe, without the index that was written last."""
+        return fields_spec(self, without=("last_checkpoint_index",))
 
     def prepare_strategy(self, strategy: Any) -> None:
         """See before a run that the strategy can be saved, and where the count of checkpoints stands."""

@@ -14,6 +14,8 @@ from nvalchemi_lightning.errors import ConfigurationError, LabelNotFoundError, T
 from nvalchemi_lightning.hooks.update import TrainingUpdateHook
 from nvalchemi_lightning.hooks.weight_average import WeightAverage
 from nvalchemi_lightning.runtime import unwrap_model
+from nvalchemi_lightning.specs.base import BaseSpec
+from nvalchemi_lightning.specs.fields import fields_spec
 from nvalchemi_lightning.stages import TrainingStage
 from nvalchemi_lightning.strict_model import StrictModel
 
@@ -132,6 +134,10 @@ class EMAHook(StrictModel, TrainingUpdateHook):
         return self._average.module
 
     # Checkpoints ------------------------------------------------------------------------------------------------
+
+    def to_spec(self) -> BaseSpec:
+        """Return the recipe, without the number of updates."""
+        return fields_spec(self, without=("num_updates",))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the configuration, the number of updates and, if there is one, the average."""

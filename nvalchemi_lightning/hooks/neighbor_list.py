@@ -9,6 +9,7 @@ from nvalchemi_lightning.data.edge_cutoff import reaching
 from nvalchemi_lightning.errors import ConfigurationError
 from nvalchemi_lightning.models.base import NeighborConfig, NeighborListFormat
 from nvalchemi_lightning.neighbors import neighbor_list
+from nvalchemi_lightning.specs.base import BaseSpec, create_model_spec
 from nvalchemi_lightning.stages import TrainingStage
 
 __all__ = ["NeighborListHook"]
@@ -69,6 +70,10 @@ class NeighborListHook:
     def cutoff(self) -> float:
         """Largest distance of the search [A]."""
         return self.config.cutoff + self.config.skin + self.skin
+
+    def to_spec(self) -> BaseSpec:
+        """Return the recipe."""
+        return create_model_spec(type(self), config=self.config, skin=self.skin, stage=self.stage)
 
     def __call__(self, ctx: Any, stage: TrainingStage) -> None:
         """Give ``ctx.batch`` its edges."""

@@ -106,8 +106,10 @@ class BaseSpec:
             If the target does not take these arguments, for example because its signature has changed.
         """
         signature = signature_of(self.target)
+        # What is given here exists already and is handed on as the same object.
+        given = {name: value for name, value in overrides.items() if not _holds_spec(value)}
         kwargs = {
-            name: value if BaseSpec in leaves(_hint(signature.parameters, name)) else _built(value)
+            name: value if name in given or BaseSpec in leaves(_hint(signature.parameters, name)) else _built(value)
             for name, value in {**self.kwargs, **overrides}.items()
         }
         try:

@@ -16,22 +16,11 @@ from nvalchemi_lightning.errors import ConfigurationError, ConfigurationTypeErro
 from nvalchemi_lightning.runtime import unwrap_model
 from nvalchemi_lightning.specs.base import BaseSpec, create_model_spec
 from nvalchemi_lightning.specs.hints import signature_of
+from nvalchemi_lightning.specs.places import BUILD_ERRORS
 
 __all__ = ["model_spec", "model_spec_or_warning"]
 
 _ABSENT = object()
-
-# What a constructor that gets wrong arguments may raise.
-_BUILD_ERRORS = (
-    TypeError,
-    ValueError,
-    RuntimeError,
-    AttributeError,
-    LookupError,
-    ArithmeticError,
-    OSError,
-    ImportError,
-)
 
 # Proving a recipe costs a construction, so it is done once per model and recipe.
 _proven: WeakKeyDictionary[nn.Module, BaseSpec] = WeakKeyDictionary()
@@ -159,7 +148,7 @@ def _prove(spec: BaseSpec) -> None:
     try:
         with torch.random.fork_rng(devices=[]), torch.device("cpu"):
             rebuilt = spec.build()
-    except _BUILD_ERRORS as error:
+    except BUILD_ERRORS as error:
         raise ConfigurationError(
             f"{cls} cannot be built again from what its attributes hold ({error}); store constructor arguments "
             "unchanged, or implement checkpoint_spec()"

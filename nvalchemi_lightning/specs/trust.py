@@ -22,6 +22,7 @@ __all__ = ["dotted_path", "own_path", "resolve", "trust", "trusted_packages"]
 
 _REFERENCE = "nvalchemi"
 _BUILT_IN = (_REFERENCE, "nvalchemi_lightning", "torch.nn", "torch.optim")
+_OWN_FUNCTIONS = ("nvalchemi_lightning", "torch")
 _added: dict[str, None] = {}
 
 # Where the names of a package of the reference live here; the longest matching row counts.
@@ -74,7 +75,7 @@ def resolve(
         What the place needs: a class derived from ``kind`` (or from one of them), or anything callable.
     factory : bool
         Whether something that produces an instance of ``kind`` will do as well: a class method, or a function whose
-        return annotation is such a class.
+        return annotation is such a class. Functions of torch and of this package do not count.
 
     Raises
     ------
@@ -88,6 +89,8 @@ def resolve(
     _require_trusted(target, path)
     found = _locate(target.split("."), path)
     _require_home(found, path)
+    if factory:
+        _require_no_action(found, path)
     _require_kind(found, kind, factory, path)
     return found
 
@@ -207,6 +210,16 @@ def _require_home(found: Any, path: str) -> None:
         raise UntrustedPathError(
             f"{path!r} is not a class; unless you call nvalchemi_lightning.trust({_REFERENCE!r}), specs may "
             f"name only the classes of {_REFERENCE}"
+        )
+
+
+def _require_no_action(found: Any, path: str) -> None:
+    """Refuse to call the functions that do this package's work, such as writing a store, unless it is asked for."""
+    home = str(getattr(found, "__module__", None)).partition(".")[0]
+    if home in _OWN_FUNCTIONS and inspect.isfunction(found) and home not in _added:
+        raise UntrustedPathError(
+            f"{path!r} is a function, and unless you call nvalchemi_lightning.trust({home!r}), specs may call only "
+            f"the classes of {home} and their class methods"
         )
 
 

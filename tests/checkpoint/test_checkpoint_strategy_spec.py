@@ -40,6 +40,7 @@ KEYS = [
     "model_specs",
     "single_model_input",
     "training_fn",
+    "lightning",
 ]
 
 

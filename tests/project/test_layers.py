@@ -22,7 +22,7 @@ LAYERS = (
     {"losses", "optim", "metrics", "neighbors", "data", "models"},
     {"hooks", "counters", "update", "feeding", "training_fn", "validation", "model_inputs", "recipe"}
     | {"batch_step", "checkpoint", "counted", "hooked", "progress", "random_states", "requests", "resume", "scalars"}
-    | {"job_hooks", "lifecycle", "strategy_spec", "stop_signals", "windowing"},
+    | {"job_hooks", "lifecycle", "rehearsal", "strategy_extras", "strategy_spec", "stop_signals", "windowing"},
     # Lightning begins here.
     {
         "_lightning",

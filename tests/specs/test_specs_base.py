@@ -373,6 +373,12 @@ def test_build_hands_out_fresh_containers() -> None:
     assert spec.build().value == [1]
 
 
+def test_build_hands_on_overrides_as_the_same_object() -> None:
+    loader = [[1], [2]]
+    assert create_model_spec(Holder).build(value=loader).value is loader
+    assert create_model_spec(Holder).build(value=[create_model_spec(nn.ReLU)]).value[0].__class__ is nn.ReLU
+
+
 def test_what_the_target_raises_itself_comes_out_as_it_is() -> None:
     with pytest.raises(ValueError, match="Invalid learning rate") as caught:
         create_model_spec(torch.optim.SGD, lr=-1.0).build([torch.zeros(1)])
