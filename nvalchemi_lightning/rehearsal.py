@@ -87,7 +87,7 @@ def _rebuilt(strategy: Any, saved: Snapshot, arguments: Mapping[str, Any]) -> An
     if not {"validation_config", "validation_data"} & set(options):
         options["validation_config"] = strategy.validation_config
     if options.get("hooks") is None:
-        options["hooks"] = list(_hooks(saved.strategy))
+        options["hooks"] = list(_hooks(saved.strategy or {}))
     with TemporaryDirectory(prefix="rehearsal_") as folder:
         write(folder, saved)
         try:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import platform
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from importlib.metadata import version
 from typing import Any
-
-import torch
 
 from nvalchemi_lightning.errors import ConfigurationError, ConfigurationTypeError
 from nvalchemi_lightning.hooks.lifecycle import each_hook
@@ -29,7 +25,7 @@ _RUN_TIME = ("validation_data", "batch_callback")
 
 
 def extras_of(strategy: Any) -> dict[str, Any]:
-    """Return hooks, validation, target assembler, seed and versions of a strategy as JSON data.
+    """Return hooks, validation and target assembler of a strategy as JSON data.
 
     Parameters
     ----------
@@ -41,20 +37,13 @@ def extras_of(strategy: Any) -> dict[str, Any]:
     dict
         ``hooks``: in order, the spec of each, or ``{"omitted": path, "reason": text}``. ``validation_config``: the
         same, or None; without data and batch callback. ``loss_target_assembler``: a dotted path, or None with a
-        warning for a function that cannot be imported. ``seed``: what torch was seeded with. ``versions``.
+        warning for a function that cannot be imported.
     """
     config = strategy.validation_config
     return {
         "hooks": [_described(hook, hook_spec) for hook in each_hook(strategy.hooks)],
         "validation_config": None if config is None else _described(config, _validation_spec),
         "loss_target_assembler": _path_or_warning(strategy.loss_target_assembler),
-        "seed": torch.initial_seed(),
-        "versions": {
-            "nvalchemi-lightning": version("nvalchemi-lightning"),
-            "lightning": version("lightning"),
-            "torch": str(torch.__version__),
-            "python": platform.python_version(),
-        },
     }
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from cli_rigs import run_here
 
+from nvalchemi_lightning.errors import ConfigurationError, UntrustedPathError
 from nvalchemi_lightning.hooks import TrainingUpdateHook
 from nvalchemi_lightning.job_hooks import job_lifecycle
 from nvalchemi_lightning.specs import trust
@@ -125,6 +126,18 @@ def test_building_our_hooks_touches_no_file(tmp_path: Path, monkeypatch: pytest.
     order, _ = job_lifecycle({"source": {"hooks": [spec]}})
     assert [hook.name for hook in order.stages[14].hooks] == ["CheckpointHook"]
     assert not list(tmp_path.iterdir())
+
+
+def test_what_is_no_class_of_hooks_is_not_called(tmp_path: Path) -> None:
+    """`convert` writes a store where the file says."""
+    target = tmp_path / "written.zarr"
+    work = {"cls_path": "nvalchemi_lightning.data.convert", "sources": "a.xyz", "target": str(target)}
+    with pytest.raises(UntrustedPathError, match="convert' is a function"):
+        job_lifecycle({"source": {"hooks": [work]}})
+    writer = {"cls_path": "nvalchemi_lightning.data.AtomicDataZarrWriter", "store": str(target)}
+    with pytest.raises(ConfigurationError, match="is not a class of hooks"):
+        job_lifecycle({"source": {"hooks": [writer]}})
+    assert not target.exists()
 
 
 def test_one_of_our_hooks_at_several_stages_is_one_hook_at_each() -> None:

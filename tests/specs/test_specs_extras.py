@@ -1,4 +1,4 @@
-"""Hooks, validation, target assembler, seed and versions in the recipe of a strategy."""
+"""Hooks, validation and target assembler in the recipe of a strategy."""
 
 from __future__ import annotations
 
@@ -237,17 +237,6 @@ def test_an_assembler_resolves_only_in_trusted_packages() -> None:
     form["lightning"]["loss_target_assembler"] = "os.system"
     with pytest.raises(UntrustedPathError, match=r"lightning\.loss_target_assembler: .*pass loss_target_assembler=<"):
         TrainingStrategy.from_spec_dict(form)
-
-
-# Seed and versions --------------------------------------------------------------------------------------------------
-
-
-def test_seed_and_versions_are_noted() -> None:
-    torch.manual_seed(1234)
-    extras = through_json(strategy())["lightning"]
-    assert extras["seed"] == 1234
-    assert extras["versions"]["torch"] == torch.__version__
-    assert set(extras["versions"]) == {"nvalchemi-lightning", "lightning", "torch", "python"}
 
 
 def test_extras_must_be_an_object() -> None:
