@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -26,6 +26,7 @@ __all__ = [
     "align_log_step",
     "allow_gradients_in_evaluation",
     "attach_first",
+    "attach_missing",
     "can_stop_early",
     "count_update",
     "drop_idle_profiler",
@@ -165,6 +166,15 @@ def attach_first(trainer: Trainer, callback: Any, *, replacing: tuple[type, ...]
     """
     others = [each for each in trainer.callbacks if not isinstance(each, replacing)]  # type: ignore[attr-defined]
     trainer.callbacks = [callback, *others]  # type: ignore[attr-defined]
+
+
+def attach_missing(trainer: Trainer, callbacks: Iterable[Any]) -> None:
+    """Add the callbacks that a Trainer does not have yet, before it puts them in order and sets them up.
+
+    ``LightningModule.configure_callbacks`` would replace others of the same class.
+    """
+    present = {id(each) for each in trainer.callbacks}  # type: ignore[attr-defined]
+    trainer.callbacks.extend(each for each in callbacks if id(each) not in present)  # type: ignore[attr-defined]
 
 
 def count_update(trainer: Trainer) -> None:

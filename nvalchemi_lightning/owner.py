@@ -66,6 +66,7 @@ class SingleOwnerMixin(Strategy):
             )
         super().connect(model)
         module, trainer = self.alchemi_module, model.trainer
+        _lightning.attach_missing(trainer, module.recipe.lightning_callbacks)
         refuse_second_owners(trainer)
         refuse_two_precisions(trainer, module.recipe.registry)
         if not hasattr(self, "limits"):

@@ -7,17 +7,19 @@ from enum import Enum, auto
 from typing import Any, ClassVar
 
 import pytest
-from core_rigs import OBSERVED, At, Recorder, batches, run, sgd, strategy
+from core_rigs import OBSERVED, At, Recorder, batches, run, sgd, strategy, trainer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import Callback, EarlyStopping
+from lightning.pytorch.callbacks import Callback, EarlyStopping, StochasticWeightAveraging
 from pydantic import BaseModel, ValidationError
 
 from nvalchemi_lightning.context import TrainContext
-from nvalchemi_lightning.errors import ConfigurationError, ConfigurationTypeError
+from nvalchemi_lightning.errors import ConfigurationError, ConfigurationTypeError, SecondOwnerError
+from nvalchemi_lightning.feeding import OneLoader
 from nvalchemi_lightning.hooks import CheckpointableHook, EMAHook, Hook
 from nvalchemi_lightning.hooks.registry import HookRegistry, runs_on
+from nvalchemi_lightning.module import AlchemiModule
 from nvalchemi_lightning.stages import TrainingStage
 from nvalchemi_lightning.validation import ValidationConfig
 
@@ -323,6 +325,24 @@ def test_lightning_callbacks_among_the_hooks_go_to_the_trainer() -> None:
     assert (native.batches, len(recorder.rows)) == (2, 2)
     run(strategy(hooks=[recorder], num_steps=1), batches(3, 2), callbacks=[native])
     assert native.batches == 3
+
+
+def test_lightning_callbacks_among_the_hooks_of_a_module_go_to_its_trainer() -> None:
+    """Two of one class, one of them the Trainer's: both act, in a second fit too, and none of them twice."""
+    native, other = Native(), Native()
+    module = AlchemiModule(strategy(hooks=[native], num_steps=None, num_epochs=1))
+    fitting = trainer(callbacks=[other], max_epochs=2)
+    fitting.fit(module, OneLoader(batches(2)))
+    assert (native.batches, other.batches) == (1, 1)
+    module.recipe.num_epochs = 2
+    fitting.fit(module, OneLoader(batches(2)))
+    assert (native.batches, other.batches) == (2, 2)
+
+
+def test_a_second_owner_among_the_hooks_of_a_module_is_refused() -> None:
+    module = AlchemiModule(strategy(hooks=[StochasticWeightAveraging(swa_lrs=1e-3)]))
+    with pytest.raises(SecondOwnerError, match=r"StochasticWeightAveraging would be a second owner.*EMAHook"):
+        trainer().fit(module, OneLoader(batches(2)))
 
 
 def test_a_lightning_callback_twice_is_refused() -> None:
