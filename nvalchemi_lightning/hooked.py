@@ -110,7 +110,7 @@ class HookedRecipe(CountedRecipe):
     @cached_property
     def resume(self) -> ResumePoint:
         """What a checkpoint holds besides the recipe, weights, hooks and counters."""
-        return ResumePoint(lambda: each_hook(self.registry))
+        return ResumePoint(self.registry)
 
     @cached_property
     def provenance(self) -> RunProvenance:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch.distributed
 
+from nvalchemi_lightning.hooks.lifecycle import each_hook
 from nvalchemi_lightning.random_states import capture_random_states, restore_random_states
 
 __all__ = ["ResumePoint", "gather_from_ranks", "keeping_random_states"]
@@ -19,8 +20,8 @@ class ResumePoint:
 
     Parameters
     ----------
-    hooks : callable, optional
-        Returns the hooks of the run; those with ``rank_state_dict`` and ``load_rank_state_dict`` are asked.
+    hooks : iterable, optional
+        The hooks of the run; those with ``rank_state_dict`` and ``load_rank_state_dict`` are asked.
 
     Attributes
     ----------
@@ -30,7 +31,7 @@ class ResumePoint:
         Whether a validation is due that has not taken place yet.
     """
 
-    def __init__(self, hooks: Callable[[], Iterable[Any]] = tuple) -> None:
+    def __init__(self, hooks: Iterable[Any] = ()) -> None:
         self._hooks = hooks
         self.validated_at: int | None = None
         self.validation_due = False
@@ -53,7 +54,7 @@ class ResumePoint:
 
     def _holders(self) -> dict[str, Any]:
         """Return the hooks that hold something on every rank, keyed by their place."""
-        holders = (hook for hook in self._hooks() if hasattr(hook, "rank_state_dict"))
+        holders = (hook for hook in each_hook(self._hooks) if hasattr(hook, "rank_state_dict"))
         return {f"{place}:{type(hook).__name__}": hook for place, hook in enumerate(holders)}
 
     def load(self, ranks: Mapping[int, Mapping[str, Any]]) -> None:

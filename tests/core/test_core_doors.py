@@ -12,7 +12,21 @@ from typing import Any
 
 import pytest
 import torch
-from core_rigs import At, Harm, Noisy, adam, batches, force_loss, run, sgd, strategy, structures, trainer, w_of
+from core_rigs import (
+    At,
+    Harm,
+    Noisy,
+    Recorder,
+    adam,
+    batches,
+    force_loss,
+    run,
+    sgd,
+    strategy,
+    structures,
+    trainer,
+    w_of,
+)
 from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor
 
@@ -324,6 +338,23 @@ def test_a_copy_goes_on_by_itself(copied: Any) -> None:
     expected = run(strategy(num_steps=6, optimizer_configs=adam()), loader)
     assert w_of(what) == w_of(other) == w_of(expected)
     assert what.models["main"] is not other.models["main"]
+
+
+def test_a_copy_asks_its_own_hooks_what_they_hold() -> None:
+    class Holder(Recorder):
+        held = "original"
+
+        def rank_state_dict(self) -> dict[str, str]:
+            return {"held": self.held}
+
+        def load_rank_state_dict(self, state: dict[str, str]) -> None:
+            self.held = state["held"]
+
+    what = strategy(hooks=[Holder([Stage.AFTER_BATCH])])
+    assert what.resume.state()["hooks"] == {"0:Holder": {"held": "original"}}
+    other = copy.deepcopy(what)
+    other.hooks[0].held = "copy"
+    assert other.resume.state()["hooks"] == {"0:Holder": {"held": "copy"}}
 
 
 def test_nothing_holds_on_to_a_strategy() -> None:
