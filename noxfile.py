@@ -100,9 +100,9 @@ def docs(session: nox.Session) -> None:
 
 @nox.session
 def interop(session: nox.Session) -> None:
-    """Train, store and checkpoint together with nvalchemi-toolkit; its environment takes about 2 GB."""
+    """Train, store and checkpoint together with nvalchemi-toolkit and MACE; their environment takes about 2 GB."""
     torch = next(line for line in (ROOT / "constraints.txt").read_text().splitlines() if line.startswith("torch=="))
-    session.install("-q", torch, "nvalchemi-toolkit==0.3.0", "pytest", "-e", str(ROOT))
+    session.install("-q", torch, "nvalchemi-toolkit==0.3.0", "mace-torch", "pytest", "-e", f"{ROOT}[ase]")
     # It comes with a torchvision that does not load beside the CPU build of torch, and nothing here needs one.
     session.run("python", "-m", "pip", "uninstall", "-q", "-y", "torchvision")
     session.run("python", "-m", "pytest", "-q", str(ROOT / "tests" / "interop"), *session.posargs, env=ENV)

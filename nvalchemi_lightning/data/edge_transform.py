@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from nvalchemi_lightning.data.atomic_data import AtomicData
 from nvalchemi_lightning.data.batch import Batch
-from nvalchemi_lightning.data.edge_cutoff import reaching
+from nvalchemi_lightning.data.edge_assignment import assign_edges
 from nvalchemi_lightning.neighbors import check_cutoff, neighbor_list
 
 __all__ = ["NeighborListTransform"]
@@ -46,6 +46,8 @@ class NeighborListTransform:
     A model uses the edges that a batch brings. A ``NeighborListHook`` would replace them, so leave it out. The cutoff
     is noted on the result and in the store: a model with a larger one refuses the edges.
 
+    A batch of nvalchemi-toolkit is changed in place.
+
     A transform that moves atoms afterwards, unless it moves all of a structure alike, makes the edges wrong.
     """
 
@@ -56,7 +58,5 @@ class NeighborListTransform:
     def __call__(self, data: Data) -> Data:
         """Return a new object that shares all tensors with ``data`` and has edges; edges that it had are replaced."""
         changed = data.contiguous()
-        edges, shifts = neighbor_list(data, self.cutoff)
-        changed.neighbor_list = edges
-        changed.neighbor_list_shifts = shifts
-        return reaching(changed, self.cutoff)
+        assign_edges(changed, *neighbor_list(data, self.cutoff), self.cutoff)
+        return changed

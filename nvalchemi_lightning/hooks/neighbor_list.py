@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from nvalchemi_lightning.data.edge_cutoff import reaching
+from nvalchemi_lightning.data.edge_assignment import assign_edges
 from nvalchemi_lightning.errors import ConfigurationError
 from nvalchemi_lightning.models.base import NeighborConfig, NeighborListFormat
 from nvalchemi_lightning.neighbors import neighbor_list
@@ -57,7 +57,7 @@ class NeighborListHook:
         if (config is None) == (cutoff is None):
             raise ConfigurationError("NeighborListHook needs either config or cutoff=..., not both and not neither")
         given = {"cutoff": cutoff, "format": format} if config is None else config
-        self.config = NeighborConfig.model_validate(given)
+        self.config = NeighborConfig.model_validate(given, from_attributes=True)
         if self.config.format is not NeighborListFormat.COO or self.config.half_list:
             raise ConfigurationError(
                 f"NeighborListHook writes full lists in the format 'coo', got format={self.config.format.value!r} and "
@@ -77,5 +77,4 @@ class NeighborListHook:
 
     def __call__(self, ctx: Any, stage: TrainingStage) -> None:
         """Give ``ctx.batch`` its edges."""
-        ctx.batch.neighbor_list, ctx.batch.neighbor_list_shifts = neighbor_list(ctx.batch, self.cutoff)
-        reaching(ctx.batch, self.cutoff)
+        assign_edges(ctx.batch, *neighbor_list(ctx.batch, self.cutoff), self.cutoff)
