@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from interop_rigs import (
     assert_same_weights,
     our_strategy,
@@ -18,6 +19,7 @@ from interop_rigs import (
 )
 
 from nvalchemi_lightning import OptimizerConfig, TrainingStrategy, ValidationConfig
+from nvalchemi_lightning.checkpoint import load_checkpoint, save_checkpoint
 from nvalchemi_lightning.hooks import (
     CheckpointHook,
     EMAHook,
@@ -189,3 +191,24 @@ def test_we_save_into_a_folder_of_the_reference(tmp_path: Path) -> None:
     for index, steps in ((3, 10), (0, 2)):
         loaded = theirs.TrainingStrategy.load_checkpoint(tmp_path, index, hooks=[theirs.EMAHook(decay=0.9)])
         assert loaded.step_count == steps
+
+
+# Components without a strategy -----------------------------------------------------------------------------------
+
+
+def test_components_cross_both_ways(tmp_path: Path) -> None:
+    from nvalchemi import training
+
+    first = reference_model()
+    spec = training.create_model_spec(type(first), model=training.create_model_spec(type(first.model), hidden_dim=8))
+    optimizer = torch.optim.Adam(first.parameters(), lr=1e-3)
+    recipe = training.create_model_spec(torch.optim.Adam, lr=1e-3)
+    training.save_checkpoint(
+        tmp_path / "theirs", models={"main": (first, spec)}, optimizers={"opt": (optimizer, recipe)}
+    )
+    loaded = load_checkpoint(tmp_path / "theirs")
+    assert_same_weights(loaded.models["main"][0], first)
+    save_checkpoint(tmp_path / "ours", models=loaded.models, optimizers=loaded.optimizers)
+    again = training.load_checkpoint(tmp_path / "ours")
+    assert_same_weights(again.models["main"][0], first)
+    assert again.optimizers["opt"][0].param_groups[0]["lr"] == 1e-3
