@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
 
     from nvalchemi_lightning.hooks.protocol import Hook
-    from nvalchemi_lightning.module import AlchemiModule
+    from nvalchemi_lightning.module_connection import ConnectedModule
 
 __all__ = ["StageCallback", "silent_per_batch", "stage_callbacks"]
 
@@ -51,7 +51,7 @@ class StageCallback(Callback):
 
     stage: ClassVar[TrainingStage]
 
-    def __init__(self, module: AlchemiModule) -> None:
+    def __init__(self, module: ConnectedModule) -> None:
         self._module = module
 
     @property
@@ -85,6 +85,6 @@ _CLASSES = {stage: _class_for(stage) for stage in TrainingStage}
 globals().update({cls.__name__: cls for cls in _CLASSES.values()})  # so that spawned processes can unpickle them
 
 
-def stage_callbacks(module: AlchemiModule) -> list[StageCallback]:
+def stage_callbacks(module: ConnectedModule) -> list[StageCallback]:
     """Return a callback for every stage that a hook observes; an unobserved stage has none and costs nothing."""
     return [_CLASSES[stage](module) for stage in TrainingStage if module.recipe.registry.at(stage)]
