@@ -31,6 +31,7 @@ LAYERS = (
         "callbacks",
         "module",
         "module_checkpoint",
+        "module_connection",
         "module_evaluation",
         "module_log",
         "datamodule",
