@@ -48,6 +48,13 @@ def flipped(path: Path) -> None:
     path.write_bytes(content)
 
 
+def flip_within(path: Path, tensor: torch.Tensor) -> None:
+    """Change a bit of a number: between the parts of the file is padding, where it would not matter."""
+    content = bytearray(path.read_bytes())
+    content[content.index(tensor.numpy().tobytes()) + 2] ^= 1
+    path.write_bytes(content)
+
+
 def problems(root: Path, index: int | None = None) -> dict[str, str]:
     return {one.file: one.problem for one in verify_checkpoints(root, index) if one.problem is not None}
 
@@ -149,10 +156,7 @@ def test_flipped_bits_in_a_file_of_the_reference(shared: Path, root: Path) -> No
     """There is no recorded hash, but the file has checksums of its own."""
     shutil.copytree(shared / "samples/ckpt_demo_async", root)
     path = root / "models/main/checkpoints/2.pt"
-    content = bytearray(path.read_bytes())
-    place = content.index(torch.load(path, weights_only=True)["model.embedding.weight"].numpy().tobytes()[:32])
-    content[place + 5] ^= 1
-    path.write_bytes(content)
+    flip_within(path, torch.load(path, weights_only=True)["model.embedding.weight"])
     assert "another checksum" in problems(root)["models/main/checkpoints/2.pt"]
 
 
@@ -184,3 +188,13 @@ def test_nothing_there(tmp_path: Path, three: Path) -> None:
             function(tmp_path / "absent")
     with pytest.raises(FileNotFoundError, match=r"no checkpoint 7; it has \[0, 1, 2\]"):
         verify_checkpoints(three, 7)
+
+
+def test_a_file_of_lightning(tmp_path: Path) -> None:
+    path, weight = tmp_path / "a.ckpt", torch.rand(3)
+    torch.save({"state_dict": {"models.main.x": weight}}, path)
+    assert [one.problem for one in verify_checkpoints(path)] == [None]
+    flip_within(path, weight)
+    (found,) = verify_checkpoints(path)
+    assert (found.index, found.file) == (None, str(path))
+    assert "another checksum" in found.problem

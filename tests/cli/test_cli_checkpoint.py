@@ -165,3 +165,27 @@ def test_folders_of_the_reference(shared: Path) -> None:
     outcome = run_process("checkpoint", "ls", shared / "samples/ckpt_demo_async")
     assert (outcome.code, outcome.err) == (0, "")
     assert outcome.out.count("nvalchemi-toolkit  complete") == 3
+
+
+def test_what_the_reference_left_out_is_not_shown(shared: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    outcome = run_here(capsys, "checkpoint", "inspect", shared / "samples/ckpt_components")
+    assert outcome.code == 0
+    assert outcome.out.splitlines()[1:] == [
+        "written by nvalchemi-toolkit",
+        "",
+        "model  numbers  trained  tensors  type     weights  made by",
+        "main        10                 2  float32  raw      torch.nn.modules.linear.Linear",
+        "",
+        "optimizer  class                group    lr  weight decay  tensors",
+        "opt        torch.optim.sgd.SGD      0  0.09             0        2",
+        "",
+        "schedule  steps  lr",
+        "sched         1  0.09",
+    ]
+
+
+def test_a_file_of_weights_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.save({"state_dict": {"models.main.x": torch.ones(3)}}, tmp_path / "a.ckpt")
+    outcome = run_here(capsys, "checkpoint", "inspect", tmp_path / "a.ckpt")
+    assert outcome.out.splitlines()[-1].split() == ["main", "3", "1", "float32", "raw"]
+    assert run_here(capsys, "checkpoint", "verify", tmp_path / "a.ckpt").out == "1 file: 0 damaged\n"
