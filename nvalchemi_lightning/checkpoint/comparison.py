@@ -74,7 +74,7 @@ class Comparison:
     models : dict of str to ComparedModel
         Weights by model; averaged ones under ``"<model> (averaged)"``.
     not_compared : list of str
-        Sections that only one of the two has: a recipe has no weights, a file of Lightning no recipe.
+        Sections that only one of the two has: a recipe has no weights, a file of Lightning no validation.
     """
 
     differences: list[Difference]

@@ -35,7 +35,7 @@ class Contents:
     written_by : str
         Product and version.
     recipe : dict or None
-        What ``strategy.json`` says, counters aside; None for components alone and files of Lightning.
+        What ``strategy.json`` says, counters aside; None for components alone, and where it was left out.
     counters : dict of str to int
         Executed steps and so on.
     models, averaged : dict of str to dict
@@ -92,11 +92,8 @@ def read_contents(path: str | Path, index: int = -1) -> Contents:
 
 def _of_folder(stored: Stored) -> Contents:
     record = read_record(stored.root, stored.index)
-    recipe = None if stored.strategy is None else {**stored.strategy}
-    counters = {} if recipe is None else as_object(recipe.pop("runtime_state", None))
+    recipe, counters = _recipe(stored.strategy)
     files = {component: stored.root / spec_file(component) for component in stored.states}
-    # The folder has one recipe per component, the newest; those of the models are kept with every index.
-    built_from = {f"models/{name}": form for name, form in as_object((recipe or {}).get("model_specs")).items()}
     models, optimizers, schedulers = (
         {name.partition("/")[2]: state for name, state in stored.states.items() if name.startswith(f"{kind}/")}
         for kind in ("models", "optimizers", "schedulers")
@@ -112,11 +109,23 @@ def _of_folder(stored: Stored) -> Contents:
         optimizers=optimizers,
         schedulers=schedulers,
         hooks=stored.hooks,
-        specs={**{name: read_json(file) for name, file in files.items() if file.is_file()}, **built_from},
+        # The folder has one recipe per component, the newest; those of the models are kept with every index.
+        specs={**{name: read_json(file) for name, file in files.items() if file.is_file()}, **_model_specs(recipe)},
         trained=_trained(as_object(stored.manifest.get("associations"))),
         metrics=recorded_metrics(stored.root, stored.index),
         provenance=as_object(as_object(record).get("provenance")),
     )
+
+
+def _recipe(form: Any) -> tuple[dict[str, Any] | None, dict[str, Any]]:
+    """Return recipe and counters of what `checkpoint_dict` returned; no recipe where there is none."""
+    known = {name: value for name, value in as_object(form).items() if name != "runtime_state"}
+    has_recipe = known and "omitted" not in known
+    return known if has_recipe else None, as_object(as_object(form).get("runtime_state"))
+
+
+def _model_specs(recipe: Mapping[str, Any] | None) -> dict[str, Any]:
+    return {f"models/{name}": form for name, form in as_object((recipe or {}).get("model_specs")).items()}
 
 
 def _trained(associations: Mapping[str, Any]) -> dict[str, list[str]]:
@@ -134,20 +143,20 @@ def _of_lightning(path: Path) -> Contents:
             models.setdefault(model, {})[plain_name(rest)] = value
     if not models:
         raise StoreError(f"{path} is no checkpoint of an AlchemiModule: its state_dict has no models.<name>.<tensor>")
-    hooks = as_object(added.get("hooks"))
+    hooks, (recipe, _) = as_object(added.get("hooks")), _recipe(added.get("recipe"))
     optimizers = _numbered("optimizer", saved.get("optimizer_states"))
     return Contents(
         path=path,
         index=None,
         written_by=f"Lightning {saved.get('pytorch-lightning_version')}",
-        recipe=None,
+        recipe=recipe,
         counters=as_object(weights.get("_extra_state")),
         models=models,
         averaged=_averaged(models, hooks),
         optimizers=optimizers,
         schedulers=_numbered("scheduler", saved.get("lr_schedulers")),
         hooks=hooks,
-        specs={},
+        specs=_model_specs(recipe),
         trained=dict(zip(optimizers, added.get("parameters", ()), strict=False)),
         metrics={},
         provenance=as_object(added.get("provenance")),

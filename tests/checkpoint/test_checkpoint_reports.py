@@ -90,6 +90,7 @@ def test_a_file_of_lightning_is_described(tmp_path: Path) -> None:
     assert found.written_by.startswith("Lightning ")
     assert found.counters == dict(vars(made.recipe.counters))
     assert found.models["main"].weights == ["raw", "averaged"]
+    assert found.models["main"].spec["cls_path"] == "checkpoint_rigs.Net"
     assert found.models["main"].trained == found.models["main"].numbers
     assert found.optimizers["optimizer_0"].groups[0]["lr"] == 0.0025
     assert found.schedulers["scheduler_0"]["last_epoch"] == 5
@@ -251,10 +252,16 @@ def test_recipes_and_runs(tmp_path: Path) -> None:
 
 def test_a_folder_and_a_file_of_lightning(tmp_path: Path) -> None:
     fitted(tmp_path / "a.ckpt")
-    root = saved(tmp_path / "root", num_epochs=1)
+    found = compare_runs(tmp_path / "a.ckpt", saved(tmp_path / "root", num_epochs=1))
+    assert (found.equal, found.differences, found.not_compared) == (True, [], [])
+
+
+def test_a_file_whose_recipe_was_left_out(tmp_path: Path) -> None:
+    added = {"recipe": {"omitted": "the model stores no arguments"}}
+    torch.save({"state_dict": {"models.main.x": torch.ones(1)}, "nvalchemi_lightning": added}, tmp_path / "a.ckpt")
+    root = saved(tmp_path / "root")
     found = compare_runs(tmp_path / "a.ckpt", root)
-    assert found.models["main"].equal
-    assert found.not_compared == [f"recipe: only {root} has it"]
+    assert f"recipe: only {root} has it" in found.not_compared
 
 
 NAN, INF = float("nan"), float("inf")
