@@ -6,17 +6,19 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
+from nvalchemi_lightning.checkpoint.migrations import upgraded, versioned
 from nvalchemi_lightning.checkpoint.moments import require_same_optimizers
 from nvalchemi_lightning.checkpoint.restoring import adopt_dtypes
 from nvalchemi_lightning.checkpoint.states import hook_states, load_hook_states, optimized_names
-from nvalchemi_lightning.errors import ConfigurationError, ConfigurationTypeError
+from nvalchemi_lightning.errors import ConfigurationError, ConfigurationTypeError, StoreError
 from nvalchemi_lightning.recipe import TrainingRecipe
-from nvalchemi_lightning.resume import gather_from_ranks
+from nvalchemi_lightning.resume import check_resume_states, gather_from_ranks
 from nvalchemi_lightning.strategy_spec import checkpoint_dict, strategy_arguments_from_spec, strategy_class
 
 __all__ = ["add_to_checkpoint", "check_moments", "recipe_from_checkpoint", "take_from_checkpoint"]
 
 _KEY = "nvalchemi_lightning"
+_WHERE = "the Lightning checkpoint"
 
 
 def add_to_checkpoint(recipe: TrainingRecipe, checkpoint: dict[str, Any]) -> None:
@@ -29,7 +31,7 @@ def add_to_checkpoint(recipe: TrainingRecipe, checkpoint: dict[str, Any]) -> Non
     checkpoint : dict
         Changed in place; to one of weights alone the recipe alone is added.
     """
-    checkpoint[_KEY] = {"recipe": _form(recipe)}
+    checkpoint[_KEY] = versioned("lightning", {"recipe": _form(recipe)})
     if "optimizer_states" not in checkpoint:
         return
     names = optimized_names(recipe.models)
@@ -70,7 +72,10 @@ def recipe_from_checkpoint(checkpoint: Mapping[str, Any], path: Any, **arguments
     UntrustedPathError
         If it names something outside the trusted packages.
     """
-    form = checkpoint.get(_KEY, {}).get("recipe", {"omitted": "an AlchemiModule of this version did not write it"})
+    absent = {"omitted": "an AlchemiModule of this version did not write it"}
+    form = _added(checkpoint, path).get("recipe", absent)
+    if not isinstance(form, Mapping):
+        raise StoreError(f"{path} is damaged: the recipe is {form!r:.80}")
     if "omitted" in form:
         raise ConfigurationError(
             f"{path} holds no recipe: {form['omitted']}; build AlchemiModule(...) yourself, and pass "
@@ -96,11 +101,38 @@ def take_from_checkpoint(recipe: TrainingRecipe, checkpoint: Mapping[str, Any]) 
         Its hooks are built.
     checkpoint : mapping
         As it was read; one that a plain LightningModule wrote has nothing to take.
+
+    Raises
+    ------
+    StoreError
+        If it is damaged.
+    ConfigurationError
+        If a newer version of this package wrote it.
     """
-    added = checkpoint.get(_KEY)
-    if added is not None and "hooks" in added:
-        load_hook_states(recipe.hooks, added["hooks"])
+    added = _added(checkpoint, _WHERE)
+    if "hooks" in added:
+        _check_training(added)
+        load_hook_states(recipe.hooks, added["hooks"], _WHERE)
         recipe.resume.load(added["ranks"])
+
+
+def _added(checkpoint: Mapping[str, Any], where: Any) -> dict[str, Any]:
+    """Return what this package added, as its present version has it; empty if it added nothing."""
+    if _KEY not in checkpoint:
+        return {}
+    added = checkpoint[_KEY]
+    if not isinstance(added, Mapping):
+        raise StoreError(f"{where} is damaged: {_KEY} is {added!r:.80}")
+    return upgraded("lightning", added, where)
+
+
+def _check_training(added: Mapping[str, Any]) -> None:
+    check_resume_states(added.get("ranks"), _WHERE)
+    if not isinstance(added["hooks"], Mapping):
+        raise StoreError(f"{_WHERE} is damaged: the states of hooks are {added['hooks']!r:.80}")
+    names = added.get("parameters")
+    if not isinstance(names, list) or not all(isinstance(each, list) for each in names):
+        raise StoreError(f"{_WHERE} is damaged: the names of parameters are {names!r:.80}")
 
 
 def check_moments(recipe: TrainingRecipe, checkpoint: Mapping[str, Any]) -> None:
@@ -118,7 +150,8 @@ def check_moments(recipe: TrainingRecipe, checkpoint: Mapping[str, Any]) -> None
     ConfigurationError
         If they hold other parameters, or in other groups.
     """
-    if "parameters" in checkpoint.get(_KEY, {}):
+    added = _added(checkpoint, _WHERE)
+    if "parameters" in added:
         optimizers, names = recipe.flat_optimizers()[0], optimized_names(recipe.models)
-        pairs = zip(map(names, optimizers), checkpoint[_KEY]["parameters"], strict=False)
+        pairs = zip(map(names, optimizers), added["parameters"], strict=False)
         require_same_optimizers(optimizers, checkpoint["optimizer_states"], list(pairs))

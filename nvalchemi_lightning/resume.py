@@ -9,10 +9,11 @@ from typing import Any
 
 import torch.distributed
 
+from nvalchemi_lightning.errors import StoreError
 from nvalchemi_lightning.hooks.lifecycle import each_hook
-from nvalchemi_lightning.random_states import capture_random_states, restore_random_states
+from nvalchemi_lightning.random_states import capture_random_states, check_random_states, restore_random_states
 
-__all__ = ["ResumePoint", "gather_from_ranks", "keeping_random_states"]
+__all__ = ["ResumePoint", "check_resume_states", "gather_from_ranks", "keeping_random_states"]
 
 
 class ResumePoint:
@@ -93,7 +94,7 @@ class ResumePoint:
         own = ranks.get(rank)
         if own is None:
             return False
-        self._pass_began = own["pass_began"]
+        self._pass_began = own.get("pass_began")
         self.validated_at, self.validation_due = own["validated_at"], own["validation_due"]
         holders = self._holders()
         for key in own["hooks"].keys() & holders.keys():
@@ -143,3 +144,34 @@ def gather_from_ranks(state: Any) -> dict[int, Any]:
     states: list[Any] = [None] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(states, state)
     return dict(enumerate(states))
+
+
+def check_resume_states(ranks: Any, where: object) -> None:
+    """Refuse what `gather_from_ranks` cannot have collected from `ResumePoint.state`.
+
+    Parameters
+    ----------
+    ranks : Any
+        What was read from a file.
+    where : object
+        The file, for the message.
+
+    Raises
+    ------
+    StoreError
+        Naming the file and the entry.
+    """
+    if not isinstance(ranks, Mapping) or not all(type(rank) is int and rank >= 0 for rank in ranks):
+        raise StoreError(f"{where} is damaged: it does not hold a state per rank but {ranks!r:.80}")
+    for rank, state in ranks.items():
+        if not isinstance(state, Mapping):
+            raise StoreError(f"{where} is damaged: the state of rank {rank} is {state!r:.80}")
+        step, due = state.get("validated_at"), state.get("validation_due")
+        if not (step is None or (type(step) is int and step >= 0)) or type(due) is not bool:
+            raise StoreError(f"{where} is damaged: validated_at is {step!r}, validation_due {due!r} (rank {rank})")
+        hooks = state.get("hooks", {})
+        if not isinstance(hooks, Mapping) or not all(isinstance(held, Mapping) for held in hooks.values()):
+            raise StoreError(f"{where} is damaged: the states of hooks of rank {rank} are {hooks!r:.80}")
+        check_random_states(state.get("random"), where)
+        if state.get("pass_began") is not None:
+            check_random_states(state["pass_began"], where)

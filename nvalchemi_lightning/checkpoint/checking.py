@@ -20,8 +20,9 @@ from nvalchemi_lightning.checkpoint.layout import (
     state_files,
     strategy_file,
 )
-from nvalchemi_lightning.checkpoint.reading import latest_index, load_tensors, read_manifest, read_record
-from nvalchemi_lightning.errors import StoreError
+from nvalchemi_lightning.checkpoint.reading import latest_index, read_manifest, read_record
+from nvalchemi_lightning.checkpoint.tensors import load_tensors
+from nvalchemi_lightning.errors import AlchemiError, StoreError
 
 __all__ = ["CheckedFile", "quick_problem", "verify_checkpoints"]
 
@@ -57,7 +58,7 @@ def quick_problem(root: Path, index: int) -> str | None:
     """
     try:
         files = _files(root, index)
-    except StoreError as error:
+    except AlchemiError as error:  # damaged, or of a newer version
         return f"{record_file(index)} {_without_path(error, root / record_file(index))}"
     for name in sorted(files):
         problem = _missing(root / name) or _unfinished(root / name)
@@ -117,7 +118,7 @@ def _recipes(root: Path) -> Iterable[Path]:
 def _verified(root: Path, index: int) -> list[CheckedFile]:
     try:
         files = _files(root, index)
-    except StoreError as error:
+    except AlchemiError as error:
         return [CheckedFile(index, record_file(index), _without_path(error, root / record_file(index)))]
     return [CheckedFile(index, name, _damage(root / name, expected)) for name, expected in sorted(files.items())]
 

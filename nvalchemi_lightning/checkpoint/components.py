@@ -12,6 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from nvalchemi_lightning.checkpoint.kinds import require_no_methods
 from nvalchemi_lightning.checkpoint.layout import is_folder_name, read_json, spec_file
 from nvalchemi_lightning.checkpoint.provenance import RunProvenance
 from nvalchemi_lightning.checkpoint.reading import Stored
@@ -169,9 +170,11 @@ def _built(stored: Stored, component: str, kind: Any, *arguments: Any) -> tuple[
     built, state = spec.build(*arguments), stored.states[component]
     if isinstance(built, nn.Module):
         adopt_dtypes(built, state)
+    elif isinstance(built, _SCHEDULES):
+        require_no_methods(built, state, f"{stored.root}: {component}")
     try:
         built.load_state_dict(state)
-    except (RuntimeError, ValueError) as error:
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise ConfigurationError(
             f"{stored.root}: the state of {component} does not fit its recipe: {error}; if a strategy wrote it, load "
             "the strategy, which also knows how parameters are grouped and how hooks change models"

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from nvalchemi_lightning.checkpoint.layout import as_object, read_json, spec_file
 from nvalchemi_lightning.checkpoint.listing import writer_of
-from nvalchemi_lightning.checkpoint.reading import Stored, load_tensors, read, read_record, recorded_metrics
+from nvalchemi_lightning.checkpoint.reading import Stored, read, read_record, recorded_metrics
 from nvalchemi_lightning.checkpoint.states import plain_name
+from nvalchemi_lightning.checkpoint.tensors import load_tensors
 from nvalchemi_lightning.errors import StoreError
 
 __all__ = ["Contents", "read_contents"]

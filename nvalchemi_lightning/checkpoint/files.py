@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path, PurePath
@@ -15,7 +15,12 @@ from urllib.parse import quote
 
 import torch
 
-__all__ = ["digest", "publish", "stage_file", "staging"]
+from nvalchemi_lightning.checkpoint.hashing import HashedFile
+
+__all__ = ["clear_staging", "digest", "publish", "stage_file", "staging"]
+
+_STAGED = ".tmp-"
+_BUFFERED = 1 << 20
 
 
 @contextmanager
@@ -25,19 +30,27 @@ def staging(root: Path, index: int) -> Iterator[Path]:
     Parameters
     ----------
     root : Path
-        The folder of checkpoints; made if absent. What killed writers left there is removed.
+        The folder of checkpoints.
     index : int
         The index that is written.
     """
-    root.mkdir(parents=True, exist_ok=True)
-    for stale in root.glob(".tmp-*"):
-        shutil.rmtree(stale, ignore_errors=True)
-    folder = root / f".tmp-{index}"
-    folder.mkdir()
+    folder = Path(tempfile.mkdtemp(prefix=f"{_STAGED}{index}-", dir=root))
     try:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def clear_staging(root: Path) -> None:
+    """Remove what killed writers left; nobody else may write to the folder meanwhile.
+
+    Parameters
+    ----------
+    root : Path
+        The folder of checkpoints.
+    """
+    for stale in root.glob(f"{_STAGED}*"):
+        shutil.rmtree(stale, ignore_errors=True)
 
 
 def stage_file(folder: Path, name: str, content: Any) -> str:
@@ -51,24 +64,33 @@ def stage_file(folder: Path, name: str, content: Any) -> str:
         The path that the file will have, relative to the folder of checkpoints.
     content : Any
         JSON data, or what ``torch.save`` takes.
+
+    Raises
+    ------
+    OSError
+        If the bytes cannot be written.
     """
-    data = _tensor_bytes(content) if name.endswith(".pt") else _json_bytes(content)
-    with _staged(folder, name).open("wb") as file:
-        file.write(data)
+    with _staged(folder, name).open("wb", buffering=_BUFFERED) as raw, HashedFile(raw) as file:
+        if name.endswith(".pt"):
+            _save_tensors(content, file)
+        else:
+            file.write(_json_bytes(content))
         file.flush()
-        os.fsync(file.fileno())
-    return hashlib.sha256(data).hexdigest()
+        os.fsync(raw.fileno())
+        return file.hexdigest()
 
 
 def _staged(folder: Path, name: str) -> Path:
     return folder / quote(name, safe="")
 
 
-def _tensor_bytes(content: Any) -> memoryview:
-    # Through memory: torch's own writer turns a full disk into an error about positions in its archive.
-    buffer = io.BytesIO()
-    torch.save(content, buffer)
-    return buffer.getbuffer()
+def _save_tensors(content: Any, file: HashedFile) -> None:
+    try:
+        torch.save(content, file)  # type: ignore[arg-type]
+    except RuntimeError as error:
+        if file.failure is not None:  # which torch's writer turned into an error about positions in its archive
+            raise file.failure from error
+        raise
 
 
 def _json_bytes(content: Mapping[str, Any]) -> bytes:

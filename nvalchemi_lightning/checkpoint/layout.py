@@ -20,8 +20,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
-from pathlib import Path, PurePath
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from nvalchemi_lightning.errors import ConfigurationError, StoreError
@@ -57,6 +57,11 @@ HOOKS = "hooks"
 RESUME = "lightning"
 KINDS = ("models", "optimizers", "schedulers")
 
+# What walks through a recipe calls itself, several times for each level.
+_DEEPEST = 50
+
+_LONGEST_NAME = 200  # bytes; file systems allow 255, and temporary names add to it
+
 _ALIAS = re.compile(r"(?P<kind>step|epoch)_(?P<count>\d+)|final")
 
 
@@ -77,8 +82,15 @@ def component_names(kind: str, configs: Mapping[str, Sequence[Any]]) -> dict[str
 
 
 def is_folder_name(name: str) -> bool:
-    """Tell whether a component of this name has a folder of its own, inside that of its kind."""
-    return PurePath(name).name == name and name not in ("", "..")
+    """Tell whether a name can be that of a folder of its own, on every system.
+
+    Parameters
+    ----------
+    name : str
+        Such as ``"main"``.
+    """
+    plain = name.isprintable() and not set(name) & set('/\\:*?"<>|') and name.strip(" .") != ""
+    return plain and len(name.encode()) <= _LONGEST_NAME
 
 
 def state_file(component: str, index: int) -> str:
@@ -142,10 +154,36 @@ def read_json(path: Path) -> Any:
     FileNotFoundError
         If it does not exist.
     """
+    if path.exists() and not path.is_file():
+        raise StoreError(f"{path} is damaged: it is no regular file")
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        content = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_without_duplicates)
+    except (ValueError, RecursionError) as error:  # no JSON, no text, a number of thousands of digits
         raise StoreError(f"{path} is damaged: {error}; restore it or load another checkpoint_index") from error
+    if _is_deep(content):
+        raise StoreError(f"{path} is damaged: it is nested more than {_DEEPEST} levels deep")
+    return content
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"the key {max(names, key=names.count)!r} is there twice")
+    return content
+
+
+def _is_deep(content: Any) -> bool:
+    level = [content]
+    for _ in range(_DEEPEST):
+        level = [item for each in level for item in _items(each)]
+    return bool(level)
+
+
+def _items(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
 
 
 def as_object(value: Any) -> dict[str, Any]:
@@ -159,7 +197,7 @@ def indices(root: Path) -> list[int]:
         int(path.stem)
         for pattern in ("strategy/checkpoints/*.json", "lightning/checkpoints/*.json", "models/*/checkpoints/*.pt")
         for path in root.glob(pattern)
-        if path.stem.isdecimal()
+        if path.stem.isascii() and path.stem.isdecimal()
     }
     return sorted(found)
 

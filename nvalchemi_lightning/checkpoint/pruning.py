@@ -7,6 +7,8 @@ from pathlib import Path
 
 from nvalchemi_lightning.checkpoint.checking import quick_problem
 from nvalchemi_lightning.checkpoint.layout import existing_indices, indices, record_file, state_files, strategy_file
+from nvalchemi_lightning.checkpoint.lock import sole_writer
+from nvalchemi_lightning.checkpoint.places import require_no_links
 from nvalchemi_lightning.checkpoint.reading import latest_index, recorded_metrics
 from nvalchemi_lightning.errors import ConfigurationError, UnknownNameError, nearest
 
@@ -47,8 +49,9 @@ def retain(root: Path, last: int | None, best: str | None) -> list[int]:
     """
     if last is None and best is None:
         return []
-    found = None if best is None else best_index(root, best)
-    return prune(root, {*indices(root)[-(last or 1) :], *(() if found is None else (found,))})
+    with sole_writer(root):
+        found = None if best is None else best_index(root, best)
+        return _remove(root, {*indices(root)[-(last or 1) :], *(() if found is None else (found,))})
 
 
 def prune_checkpoints(
@@ -125,13 +128,28 @@ def prune(root: Path, keep: Collection[int]) -> list[int]:
     list of int
         What was removed.
 
+    Raises
+    ------
+    StoreError
+        If a folder inside ``root`` is a link; nothing is removed then.
+
     Notes
     -----
     What makes an index count goes first, so a crash leaves no checkpoint that looks whole and is not.
     """
+    with sole_writer(root):
+        return _remove(root, keep)
+
+
+def _remove(root: Path, keep: Collection[int]) -> list[int]:
     removed = sorted(set(indices(root)) - {*keep, latest_index(root)})
-    for index in removed:
-        files = state_files(root, index)
-        for name in (record_file(index), strategy_file(index), *sorted(files)):
-            (root / name).unlink(missing_ok=True)
+    names = [name for index in removed for name in _files_in_order(root, index)]
+    require_no_links(root, names)
+    for name in names:
+        (root / name).unlink(missing_ok=True)
     return removed
+
+
+def _files_in_order(root: Path, index: int) -> list[str]:
+    first = [record_file(index), strategy_file(index)]
+    return [*first, *sorted(state_files(root, index).difference(first))]

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
-
-import torch
 
 from nvalchemi_lightning.checkpoint.files import digest
 from nvalchemi_lightning.checkpoint.layout import (
@@ -27,21 +25,23 @@ from nvalchemi_lightning.checkpoint.layout import (
     state_files,
     strategy_file,
 )
-from nvalchemi_lightning.errors import ConfigurationError, StoreError
+from nvalchemi_lightning.checkpoint.migrations import upgraded
+from nvalchemi_lightning.checkpoint.places import readable
+from nvalchemi_lightning.checkpoint.schemas import check_manifest, check_record
+from nvalchemi_lightning.checkpoint.tensors import read_states
+from nvalchemi_lightning.errors import AlchemiError, ConfigurationError, StoreError
 
 __all__ = [
     "Stored",
     "latest_index",
-    "load_tensors",
     "read",
     "read_manifest",
     "read_record",
     "recorded_metrics",
 ]
 
-# What torch.load raises on a file that is cut short, foreign or not safe to load.
-_UNSAFE: type[Exception] = torch.serialization.pickle.UnpicklingError  # type: ignore[attr-defined]
-_LOAD_ERRORS = (RuntimeError, EOFError, ValueError, KeyError, _UNSAFE)
+# Hashing keeps the processor busy, not the interpreter.
+_READERS = 4
 
 
 @dataclass(frozen=True)
@@ -157,10 +157,11 @@ def read_manifest(root: Path) -> dict[str, Any]:
         If it was written by a newer version.
     """
     path = root / MANIFEST
-    manifest = _read_object(path)
-    index, version = manifest.get("checkpoint_index"), manifest.get("schema_version", 0)
-    if not isinstance(index, int) or not isinstance(version, int):
-        raise StoreError(f"{path} is damaged: checkpoint_index is {index!r}, schema_version {version!r}")
+    if not path.exists():
+        raise FileNotFoundError(path)
+    manifest = _read_object(root, MANIFEST)
+    check_manifest(manifest, path)
+    version = manifest.get("schema_version", 0)
     if version > SCHEMA_VERSION:
         raise ConfigurationError(
             f"Checkpoint schema version {version} is newer than supported ({SCHEMA_VERSION}): {path}; "
@@ -176,13 +177,13 @@ def _read_index(root: Path, index: int, manifest: Mapping[str, Any] | None) -> S
     if record is not None:
         _verify(root, record["files"])
         described = record["manifest"]
-    elif described is not None:
-        _require_listed(root, index, described)
-    states: dict[str, Any] = {_component(name): load_tensors(root / name) for name in names if name.endswith(".pt")}
+    if described is not None:
+        _require_listed(described, index, names, root)
+    states = read_states(root, [name for name in names if name.endswith(".pt")])
     if not states:
         raise StoreError(f"{root} holds nothing of checkpoint {index}; load another checkpoint_index")
     hooks, resume = states.pop(HOOKS, {}), states.pop(RESUME, {})
-    strategy = _read_object(root / strategy_file(index)) if strategy_file(index) in names else None
+    strategy = _read_object(root, strategy_file(index)) if strategy_file(index) in names else None
     if strategy is None and record is None and (root / STRATEGY).exists():
         raise StoreError(f"{root / strategy_file(index)} is missing; load another checkpoint_index")
     return Stored(root, index, strategy, states, hooks, resume, dict(described or {"checkpoint_index": index}))
@@ -200,16 +201,14 @@ def read_record(root: Path, index: int) -> dict[str, Any] | None:
     ------
     StoreError
         If it is damaged.
+    ConfigurationError
+        If it was written by a newer version.
     """
-    path = root / record_file(index)
-    if not path.exists():  # the reference writes none
+    name = record_file(index)
+    if not (root / name).exists():  # the reference writes none
         return None
-    record = _read_object(path)
-    files = record.get("files")
-    if not isinstance(files, dict) or not isinstance(record.get("manifest"), dict):
-        raise StoreError(f"{path} is damaged: it lists no files")
-    if any(PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts for name in files):
-        raise StoreError(f"{path} is damaged: it lists files outside {root}")
+    record = upgraded("record", _read_object(root, name), root / name)
+    check_record(record, root / name, index)
     return record
 
 
@@ -221,17 +220,17 @@ def recorded_metrics(root: Path, index: int) -> dict[str, float]:
     root : Path
         The folder of checkpoints.
     index : int
-        Which one; one that is damaged has none.
+        Which one; one that is damaged, or newer than this package, has none.
     """
     try:
         record = read_record(root, index) or {}
-    except StoreError:
+    except AlchemiError:
         return {}
-    metrics = record.get("metrics", {})
-    return {name: value for name, value in metrics.items() if isinstance(value, int | float)}
+    return dict(record.get("metrics", {}))
 
 
-def _read_object(path: Path) -> dict[str, Any]:
+def _read_object(root: Path, name: str) -> dict[str, Any]:
+    path = readable(root, name)
     content = read_json(path)
     if not isinstance(content, dict):
         raise StoreError(f"{path} is damaged: it holds no object but {content!r:.80}")
@@ -239,42 +238,15 @@ def _read_object(path: Path) -> dict[str, Any]:
 
 
 def _verify(root: Path, hashes: Mapping[str, str]) -> None:
-    for name, expected in hashes.items():
-        path = root / name
-        if not path.is_file():
-            raise StoreError(f"{path} is missing")
-        if digest(path) != expected:
-            raise StoreError(f"{path} is damaged: its SHA-256 is not the recorded one")
+    paths = [readable(root, name) for name in hashes]
+    with ThreadPoolExecutor(max_workers=_READERS) as threads:
+        for path, found, expected in zip(paths, threads.map(digest, paths), hashes.values(), strict=True):
+            if found != expected:
+                raise StoreError(f"{path} is damaged: its SHA-256 is not the recorded one")
 
 
-def _require_listed(root: Path, index: int, manifest: Mapping[str, Any]) -> None:
-    for kind in KINDS:
-        for name in manifest.get(kind, ()):
-            path = root / state_file(f"{kind}/{name}", index)
-            if not path.is_file():
-                raise StoreError(f"{path} is missing, but the manifest lists it")
-
-
-def _component(name: str) -> str:
-    return name.rpartition("/checkpoints/")[0]
-
-
-def load_tensors(path: Path) -> dict[str, Any]:
-    """Return the state that a file holds, on the CPU; nothing in it is executed.
-
-    Raises
-    ------
-    StoreError
-        If it is damaged, or holds something else.
-    """
-    try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except OSError as error:
-        if error.errno != errno.EINVAL:  # torch seeks before the beginning of a file that is cut short
-            raise
-        raise StoreError(f"{path} is damaged: it is cut short") from error
-    except _LOAD_ERRORS as error:
-        raise StoreError(f"{path} is damaged or not safe to load: {error}") from error
-    if not isinstance(state, dict):
-        raise StoreError(f"{path} is damaged: it holds a {type(state).__name__}, not a state")
-    return state
+def _require_listed(manifest: Mapping[str, Any], index: int, names: Collection[str], root: Path) -> None:
+    listed = [state_file(f"{kind}/{name}", index) for kind in KINDS for name in manifest.get(kind, ())]
+    missing = [name for name in listed if name not in names]
+    if missing:
+        raise StoreError(f"{root / missing[0]} is missing, but the manifest lists it")

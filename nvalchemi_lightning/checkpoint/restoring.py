@@ -6,17 +6,20 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, repeat
+from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from nvalchemi_lightning.checkpoint.layout import component_names
+from nvalchemi_lightning.checkpoint.kinds import require_no_methods, require_same_kind
+from nvalchemi_lightning.checkpoint.layout import HOOKS, component_names, state_file
 from nvalchemi_lightning.checkpoint.moments import following_names, require_same_groups, require_same_parameters
 from nvalchemi_lightning.checkpoint.reading import Stored
 from nvalchemi_lightning.checkpoint.snapshot import named_optimizers
 from nvalchemi_lightning.checkpoint.states import load_hook_states, model_state, optimized_names, plain_name
-from nvalchemi_lightning.errors import ConfigurationError, LabelNotFoundError
+from nvalchemi_lightning.errors import ConfigurationError, LabelNotFoundError, StoreError
 from nvalchemi_lightning.optim import OptSchedPair
 from nvalchemi_lightning.runtime import move_to_devices, unwrap_model
 from nvalchemi_lightning.specs import dotted_path
@@ -50,6 +53,8 @@ def apply(strategy: Any, stored: Stored, *, new_configs: bool = False) -> None:
         If the checkpoint has a component that the strategy lacks.
     ConfigurationError
         If names, shapes, parameters or counters do not fit. In both cases nothing is changed.
+    StoreError
+        If the state of an optimizer, a schedule or a hook is not what it must be.
 
     Notes
     -----
@@ -75,7 +80,7 @@ def apply(strategy: Any, stored: Stored, *, new_configs: bool = False) -> None:
     for each in resumed:
         each.load()
     strategy.counters = counters or strategy.counters
-    load_hook_states(strategy.hooks, stored.hooks)
+    load_hook_states(strategy.hooks, stored.hooks, stored.root / state_file(HOOKS, stored.index))
     strategy.resume.load(stored.resume)
 
 
@@ -91,7 +96,7 @@ def adopt_dtypes(model: nn.Module, state: Mapping[str, Any]) -> None:
     """
     for name, tensor in chain(model.named_parameters(), model.named_buffers()):
         saved = state.get(plain_name(name))
-        if isinstance(saved, Tensor) and saved.dtype != tensor.dtype:
+        if isinstance(saved, Tensor) and saved.is_floating_point() == tensor.is_floating_point():
             tensor.data = tensor.data.to(saved.dtype)
 
 
@@ -120,11 +125,20 @@ def _check_model(name: str, model: nn.Module, state: Mapping[str, Any]) -> None:
             "use the model, and the hooks that change it, of the run that was saved"
         )
     for key, value in state.items():
-        if isinstance(value, Tensor) and value.shape != live[key].shape:
+        if isinstance(live[key], Tensor) and _described(value) != _described(live[key]):
             raise ConfigurationError(
-                f"models[{name!r}] does not fit: {key} has shape {tuple(live[key].shape)}, in the checkpoint "
-                f"{tuple(value.shape)}; use the arguments that the model was trained with"
+                f"models[{name!r}] does not fit: {key} has {_described(live[key])}, in the checkpoint "
+                f"{_described(value)}; use the arguments that the model was trained with"
             )
+
+
+def _described(value: Any) -> str:
+    """Return what must be the same in a model and a checkpoint; the number of bits may differ."""
+    if not isinstance(value, Tensor):
+        return f"a {type(value).__name__}"
+    kind = "complex " if value.is_complex() else "" if value.is_floating_point() else "integer "
+    layout = "" if value.layout is torch.strided else f"{value.layout} "
+    return f"{layout}{kind}shape {tuple(value.shape)}"
 
 
 @dataclass(frozen=True)
@@ -132,6 +146,7 @@ class _Resumed:
     """An optimizer that goes on from a saved state, with its schedule unless its config is new."""
 
     name: str
+    where: Path
     optimizer: Optimizer
     names: Sequence[str]
     state: Mapping[str, Any]
@@ -141,13 +156,26 @@ class _Resumed:
     schedule: Mapping[str, Any] | None
 
     def check(self) -> None:
+        groups, where = self.state["param_groups"], str(self.where)
+        held = sum(len(group["params"]) for group in groups)
         if self.saved_names is not None:
             require_same_parameters(self.name, self.names, self.saved_names)
+            if len(self.saved_names) != held:
+                raise StoreError(f"{where} is damaged: it has {held} parameters, named are {len(self.saved_names)}")
         if self.saved_names is None or not self.new_config:
-            groups = self.state["param_groups"]
             require_same_groups(self.name, self.names, self.optimizer.param_groups, self.saved_names, groups)
+            require_same_kind([_options(group) for group in self.optimizer.param_groups], groups, f"{where}: group")
+        if self.scheduler is not None and self.schedule is not None:
+            require_no_methods(self.scheduler, self.schedule, f"{where}: its schedule")
+            require_same_kind(self.scheduler.state_dict(), self.schedule, f"{where}: its schedule")
 
     def load(self) -> None:
+        try:
+            self._load()
+        except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            raise StoreError(f"{self.where} does not fit: {type(error).__name__}: {error}") from error
+
+    def _load(self) -> None:
         if not self.new_config:
             self.optimizer.load_state_dict(dict(self.state))
             if self.scheduler is not None and self.schedule is not None:
@@ -158,6 +186,10 @@ class _Resumed:
         if self.saved_names is not None:
             moments = following_names(moments, state["param_groups"], self.saved_names, self.names)
         self.optimizer.load_state_dict({**state, "state": moments, "param_groups": live["param_groups"]})
+
+
+def _options(group: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in group.items() if name != "params"}
 
 
 def _resumed(
@@ -174,7 +206,10 @@ def _resumed(
             saved = stored.manifest.get("associations", {}).get(model, {}).get("optimizer_parameter_names", {})
             schedule = stored.states.get(f"schedulers/{scheduler_name}")
             live = names(optimizer)
-            found.append(_Resumed(name, optimizer, live, state, saved.get(name), name in changed, scheduler, schedule))
+            where = stored.root / state_file(f"optimizers/{name}", stored.index)
+            found.append(
+                _Resumed(name, where, optimizer, live, state, saved.get(name), name in changed, scheduler, schedule)
+            )
     return found
 
 

@@ -9,17 +9,21 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+from nvalchemi_lightning.checkpoint.layout import strategy_file
 from nvalchemi_lightning.checkpoint.reading import Stored, read
 from nvalchemi_lightning.checkpoint.restoring import adopt_dtypes, apply
 from nvalchemi_lightning.checkpoint.snapshot import take_snapshot
 from nvalchemi_lightning.checkpoint.writing import write
-from nvalchemi_lightning.errors import ConfigurationError
+from nvalchemi_lightning.errors import AlchemiError, ConfigurationError
 from nvalchemi_lightning.runtime import named_models
 from nvalchemi_lightning.strategy_spec import strategy_from_checkpoint_dict
 
 __all__ = ["load", "loaded", "rebuild", "restore", "save"]
 
 StrategyT = TypeVar("StrategyT")
+
+# What a constructor that gets wrong arguments may raise; that of pydantic is a ValueError.
+_BUILD_ERRORS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 
 def save(strategy: Any, root: str | Path, *, checkpoint_index: int = -1) -> int:
@@ -156,7 +160,13 @@ def rebuild(
         overrides["devices"] = [torch.device(map_location)]
     if models is not None:
         _require_models(stored, named_models(models), "models=")
-    strategy = strategy_from_checkpoint_dict(cls, recipe, models=models, **overrides)
+    try:
+        strategy = strategy_from_checkpoint_dict(cls, recipe, models=models, **overrides)
+    except AlchemiError:
+        raise
+    except _BUILD_ERRORS as error:
+        where = stored.root / strategy_file(stored.index)
+        raise ConfigurationError(f"{where}: what it describes cannot be built: {error}") from error
     _require_models(stored, strategy.models, "the recipe")
     if models is None:
         for name, model in strategy.models.items():

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from nvalchemi_lightning.checkpoint.reference_names import in_own_names, in_reference_names
-from nvalchemi_lightning.errors import ConfigurationTypeError
+from nvalchemi_lightning.errors import AlchemiError, ConfigurationTypeError, StoreError
 from nvalchemi_lightning.runtime import iter_qualified_named_parameters, unwrap_model
 
 __all__ = [
@@ -120,7 +120,7 @@ def hook_states(hooks: Any, hold: Hold | None = None) -> dict[str, Any]:
     return states
 
 
-def load_hook_states(hooks: Any, saved: Mapping[str, Any]) -> None:
+def load_hook_states(hooks: Any, saved: Mapping[str, Any], where: object) -> None:
     """Give hooks the states that `hook_states` returned.
 
     Parameters
@@ -129,6 +129,13 @@ def load_hook_states(hooks: Any, saved: Mapping[str, Any]) -> None:
         All hooks in order.
     saved : mapping of str to mapping
         By class path and occurrence. A state without a hook, or a hook without a state, is warned of.
+    where : object
+        The file, for messages.
+
+    Raises
+    ------
+    StoreError
+        If a hook cannot make anything of its state.
     """
     states = {}
     for key, state in saved.items():
@@ -136,7 +143,7 @@ def load_hook_states(hooks: Any, saved: Mapping[str, Any]) -> None:
         states[f"{in_own_names(path)}:{occurrence}"] = state
     for key, hook in keyed_hooks(hooks).items():
         if key in states:
-            hook.load_state_dict(states.pop(key))
+            _load_hook_state(hook, states.pop(key), f"{where}: the state of the hook {key}")
         elif hook.state_dict():
             warnings.warn(
                 f"the checkpoint has no state of the hook {key}, which begins anew; leave the hook out if that is "
@@ -149,6 +156,17 @@ def load_hook_states(hooks: Any, saved: Mapping[str, Any]) -> None:
             "to go on exactly, or ignore this if you only need the weights",
             stacklevel=4,
         )
+
+
+def _load_hook_state(hook: Any, state: Any, what: str) -> None:
+    if not isinstance(state, Mapping):
+        raise StoreError(f"{what} is {state!r:.80}")
+    try:
+        hook.load_state_dict(state)
+    except AlchemiError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise StoreError(f"{what} does not fit: {type(error).__name__}: {error}") from error
 
 
 def copied(value: Any, where: str, hold: Hold | None = None) -> Any:

@@ -7,7 +7,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from nvalchemi_lightning.checkpoint.files import publish, stage_file, staging
+from nvalchemi_lightning.checkpoint.files import clear_staging, publish, stage_file, staging
 from nvalchemi_lightning.checkpoint.layout import (
     HOOKS,
     MANIFEST,
@@ -22,6 +22,9 @@ from nvalchemi_lightning.checkpoint.layout import (
     state_files,
     strategy_file,
 )
+from nvalchemi_lightning.checkpoint.lock import sole_writer
+from nvalchemi_lightning.checkpoint.migrations import versioned
+from nvalchemi_lightning.checkpoint.places import require_no_links
 from nvalchemi_lightning.checkpoint.reading import latest_index
 from nvalchemi_lightning.checkpoint.snapshot import Snapshot
 from nvalchemi_lightning.errors import StoreError
@@ -36,7 +39,7 @@ def write(root: str | Path, snapshot: Snapshot, index: int = -1) -> int:
     Parameters
     ----------
     root : str or Path
-        The folder; made if absent. One process writes to it at a time.
+        The folder; made if absent. While another process writes to it, this one waits.
     snapshot : Snapshot
         What to write.
     index : int
@@ -53,35 +56,47 @@ def write(root: str | Path, snapshot: Snapshot, index: int = -1) -> int:
         If the index is below -1.
     OSError
         If the disk is full or not writable; earlier checkpoints are untouched then.
+    StoreError
+        If a folder inside ``root`` is a link.
 
     Notes
     -----
     Everything is written to a temporary folder inside ``root``, flushed to the disk and moved into place; the
     manifest comes last. Filling an older slot does not change which index is the newest.
     """
-    root, newest = Path(root), latest_index(Path(root))
-    index = newest + 1 if check_index(index) == -1 else index
+    root, index = Path(root), check_index(index)
+    try:
+        with sole_writer(root) as alone:
+            if alone:
+                clear_staging(root)
+            return _write(root, snapshot, index)
+    except OSError as error:
+        error.add_note(f"the checkpoint was not written to {root}; the earlier ones there are untouched")
+        raise
+
+
+def _write(root: Path, snapshot: Snapshot, index: int) -> int:
+    newest = latest_index(root)
+    index = newest + 1 if index == -1 else index
     own = _own_files(snapshot, index)
     manifest = manifest_of(index, list(snapshot.states), snapshot.associations)
     shared = {**_changed_recipes(root, snapshot), MANIFEST: manifest} if index >= newest else {}
-    try:
-        with staging(root, index) as folder:
-            hashes = {name: stage_file(folder, name, content) for name, content in own.items()}
-            record = {
-                "version": version("nvalchemi-lightning"),
-                "weights": _weights(snapshot),
-                "metrics": snapshot.metrics,
-                "provenance": snapshot.provenance,
-                "files": hashes,
-                "manifest": manifest,
-            }
-            for name, content in {record_file(index): record, **shared}.items():
-                stage_file(folder, name, content)
-            _vacate(root, index, keep=own)
-            publish(folder, root, [*own, record_file(index), *shared])
-    except OSError as error:
-        error.add_note(f"checkpoint {index} was not written to {root}; the earlier ones there are untouched")
-        raise
+    names = [*own, record_file(index), *shared]
+    require_no_links(root, names)
+    with staging(root, index) as folder:
+        hashes = {name: stage_file(folder, name, content) for name, content in own.items()}
+        record = {
+            "version": version("nvalchemi-lightning"),
+            "weights": _weights(snapshot),
+            "metrics": snapshot.metrics,
+            "provenance": snapshot.provenance,
+            "files": hashes,
+            "manifest": manifest,
+        }
+        for name, content in {record_file(index): versioned("record", record), **shared}.items():
+            stage_file(folder, name, content)
+        _vacate(root, index, keep=own)
+        publish(folder, root, names)
     return index
 
 
@@ -97,7 +112,7 @@ def _own_files(snapshot: Snapshot, index: int) -> dict[str, Any]:
     if snapshot.hooks:
         files[state_file(HOOKS, index)] = snapshot.hooks
     if snapshot.strategy is not None:
-        files[state_file(RESUME, index)] = snapshot.resume
+        files[state_file(RESUME, index)] = versioned("resume", {"ranks": snapshot.resume})
         files[strategy_file(index)] = snapshot.strategy
     return files
 

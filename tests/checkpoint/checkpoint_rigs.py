@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from nvalchemi_lightning.checkpoint import load
+from nvalchemi_lightning.checkpoint.lock import LOCK
 from nvalchemi_lightning.data import AtomicData, Batch
 from nvalchemi_lightning.losses import EnergyMSELoss
 from nvalchemi_lightning.optim import OptimizerConfig
@@ -170,8 +171,9 @@ def assert_same(one: Any, other: Any, where: str = "state") -> None:
 
 
 def contents(root: Path) -> dict[str, bytes]:
-    """Return every file of a folder."""
-    return {str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
+    """Return every file of a folder but the lock of its writers."""
+    files = [path for path in sorted(root.rglob("*")) if path.is_file() and path.name != LOCK]
+    return {str(path.relative_to(root)): path.read_bytes() for path in files}
 
 
 FILE_OPERATIONS = ("replace", "fsync", "unlink", "mkdir", "rmdir")
