@@ -62,6 +62,10 @@ def require_no_methods(live: object, saved: Mapping[str, Any], where: str) -> No
     StoreError
         Naming the key.
     """
-    taken = [name for name in saved if hasattr(type(live), name) or name == "optimizer"]
+    taken = [name for name in saved if name == "optimizer" or _is_method(getattr(type(live), name, None))]
     if taken:
         raise StoreError(f"{where} is damaged: it would replace {taken[0]!r} of {type(live).__name__}")
+
+
+def _is_method(value: Any) -> bool:
+    return callable(value) or isinstance(value, property)

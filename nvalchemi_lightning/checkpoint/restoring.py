@@ -96,7 +96,7 @@ def adopt_dtypes(model: nn.Module, state: Mapping[str, Any]) -> None:
     """
     for name, tensor in chain(model.named_parameters(), model.named_buffers()):
         saved = state.get(plain_name(name))
-        if isinstance(saved, Tensor) and saved.is_floating_point() == tensor.is_floating_point():
+        if isinstance(saved, Tensor) and saved.is_floating_point() and tensor.is_floating_point():
             tensor.data = tensor.data.to(saved.dtype)
 
 

@@ -181,6 +181,13 @@ def create_model_spec_from_json(
     ConfigurationTypeError
         If ``data`` is not an object or has unknown keywords.
     """
+    try:
+        return _from_json(data, kind)
+    except RecursionError as error:
+        raise ConfigurationError("a spec is nested too deeply to be read; it describes no object of use") from error
+
+
+def _from_json(data: Mapping[str, Any], kind: type | tuple[type, ...] | Literal["callable"]) -> BaseSpec:
     if not isinstance(data, Mapping):
         raise ConfigurationTypeError(f"a spec is a JSON object with 'cls_path', got {type(data).__name__}: {data!r}")
     path = data.get("cls_path")

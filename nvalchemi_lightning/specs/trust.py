@@ -11,7 +11,7 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from types import ModuleType
 from typing import Any, Literal, Self
 
@@ -143,7 +143,11 @@ def _public_tail(package: str, names: Sequence[str]) -> str | None:
 
 
 def _is_trusted(name: str) -> bool:
-    return any(name == package or name.startswith(f"{package}.") for package in trusted_packages())
+    return _is_below(name, trusted_packages())
+
+
+def _is_below(name: str, packages: Iterable[str]) -> bool:
+    return any(name == package or name.startswith(f"{package}.") for package in packages)
 
 
 def _require_dotted(path: object) -> None:
@@ -172,6 +176,8 @@ def _locate(parts: Sequence[str], path: str) -> Any:
     found: Any = module
     where = module.__name__
     for name in names:
+        if name.startswith("_") and not _is_below(path, _added):
+            raise UntrustedPathError(f"{path!r} names {name!r}, a private part of {where}; name something public")
         if not hasattr(found, name):
             raise ConfigurationError(f"Could not resolve {path!r}: {where} has no {name!r}{nearest(name, dir(found))}")
         found, where = getattr(found, name), f"{where}.{name}"
