@@ -59,6 +59,14 @@ def tests(session: nox.Session) -> None:
     run(session, python, "-m", "coverage", "report")
 
 
+@nox.session(venv_backend="none")
+def crash(session: nox.Session) -> None:
+    """Kill a thousand writers of checkpoints at random moments; the tests kill two hundred."""
+    python = install(session, "ase", "dev")
+    writers = str(ROOT / "tests" / "checkpoint" / "test_checkpoint_writers.py")
+    session.run(python, "-m", "pytest", "-q", writers, env={**ENV, "NVALCHEMI_KILLS": "1000"}, external=True)
+
+
 @nox.session
 def lint(session: nox.Session) -> None:
     """Check style and formatting."""

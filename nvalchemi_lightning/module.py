@@ -13,7 +13,7 @@ from torch import Tensor
 import nvalchemi_lightning.owner  # noqa: F401  registers the strategies under their names
 from nvalchemi_lightning import _lightning
 from nvalchemi_lightning.batch_step import check_first_batch
-from nvalchemi_lightning.checkpoint.reading import load_tensors
+from nvalchemi_lightning.checkpoint.tensors import load_tensors
 from nvalchemi_lightning.errors import ConfigurationError
 from nvalchemi_lightning.module_checkpoint import recipe_from_checkpoint
 from nvalchemi_lightning.module_connection import ConnectedModule

@@ -169,7 +169,7 @@ def check_resume_states(ranks: Any, where: object) -> None:
         step, due = state.get("validated_at"), state.get("validation_due")
         if not (step is None or (type(step) is int and step >= 0)) or type(due) is not bool:
             raise StoreError(f"{where} is damaged: validated_at is {step!r}, validation_due {due!r} (rank {rank})")
-        hooks = state.get("hooks", {})
+        hooks = state.get("hooks")
         if not isinstance(hooks, Mapping) or not all(isinstance(held, Mapping) for held in hooks.values()):
             raise StoreError(f"{where} is damaged: the states of hooks of rank {rank} are {hooks!r:.80}")
         check_random_states(state.get("random"), where)

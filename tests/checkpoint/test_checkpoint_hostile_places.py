@@ -14,7 +14,7 @@ from hostile_rigs import RECORD, STRATEGY, edited
 
 from nvalchemi_lightning.checkpoint import save
 from nvalchemi_lightning.checkpoint.pruning import prune
-from nvalchemi_lightning.checkpoint.reading import _read_manifest, latest_index
+from nvalchemi_lightning.checkpoint.reading import latest_index, read_manifest
 from nvalchemi_lightning.checkpoint.schemas import check_manifest
 from nvalchemi_lightning.checkpoint.snapshot import require_savable
 from nvalchemi_lightning.errors import (
@@ -42,7 +42,7 @@ def test_names_of_components_are_names_of_folders(name: str) -> None:
 def test_an_index_is_a_count(folder: Path, index: Any) -> None:
     edited(folder, "manifest.json", lambda manifest: {**manifest, "checkpoint_index": index})
     with pytest.raises(StoreError, match=r"manifest.json is damaged: checkpoint_index is"):
-        _read_manifest(folder)
+        read_manifest(folder)
     assert latest_index(folder) == 0, "the files tell"
 
 
