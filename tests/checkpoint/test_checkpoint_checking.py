@@ -109,9 +109,9 @@ def test_damage_is_told_file_by_file(three: Path) -> None:
 def test_a_damaged_record(three: Path) -> None:
     record = "lightning/checkpoints/1.json"
     (three / record).write_text('{"files": 3}')
-    assert problems(three) == {record: "is damaged: it lists no files"}
+    assert problems(three) == {record: "is damaged: schema_version is None"}
     listed = list_checkpoints(three)[1]
-    assert listed.problem == f"{record} is damaged: it lists no files"
+    assert listed.problem == f"{record} is damaged: schema_version is None"
     assert listed.written_by is None
 
 
