@@ -22,7 +22,7 @@ from nvalchemi_lightning.checkpoint.layout import (
 )
 from nvalchemi_lightning.checkpoint.reading import latest_index, read_manifest, read_record
 from nvalchemi_lightning.checkpoint.tensors import load_tensors
-from nvalchemi_lightning.errors import AlchemiError, StoreError
+from nvalchemi_lightning.errors import StoreError
 
 __all__ = ["CheckedFile", "quick_problem", "verify_checkpoints"]
 
@@ -58,7 +58,7 @@ def quick_problem(root: Path, index: int) -> str | None:
     """
     try:
         files = _files(root, index)
-    except AlchemiError as error:  # damaged, or of a newer version
+    except StoreError as error:
         return f"{record_file(index)} {_without_path(error, root / record_file(index))}"
     for name in sorted(files):
         problem = _missing(root / name) or _unfinished(root / name)
@@ -118,7 +118,7 @@ def _recipes(root: Path) -> Iterable[Path]:
 def _verified(root: Path, index: int) -> list[CheckedFile]:
     try:
         files = _files(root, index)
-    except AlchemiError as error:
+    except StoreError as error:
         return [CheckedFile(index, record_file(index), _without_path(error, root / record_file(index)))]
     return [CheckedFile(index, name, _damage(root / name, expected)) for name, expected in sorted(files.items())]
 

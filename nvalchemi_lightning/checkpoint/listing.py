@@ -17,7 +17,7 @@ from nvalchemi_lightning.checkpoint.layout import (
     strategy_file,
 )
 from nvalchemi_lightning.checkpoint.reading import read_record, recorded_metrics
-from nvalchemi_lightning.errors import AlchemiError
+from nvalchemi_lightning.errors import StoreError
 
 __all__ = ["ListedCheckpoint", "list_checkpoints", "writer_of"]
 
@@ -83,7 +83,7 @@ def _listed(root: Path, index: int) -> ListedCheckpoint:
     try:
         record = read_record(root, index)
         writer = writer_of(record)
-    except AlchemiError:  # damaged, or of a newer version
+    except StoreError:
         record, writer = None, None
     noted = as_object(record)
     return ListedCheckpoint(

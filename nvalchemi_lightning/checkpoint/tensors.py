@@ -68,6 +68,8 @@ def load_tensors(path: Path) -> dict[Any, Any]:
 
     Raises
     ------
+    FileNotFoundError
+        If there is none.
     StoreError
         If it is damaged, or holds something else.
     """
@@ -75,6 +77,8 @@ def load_tensors(path: Path) -> dict[Any, Any]:
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # what torch warns of here, no file of a checkpoint holds
             state = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise
     except _LOAD_ERRORS as error:
         reason = str(error).partition("\n")[0] or type(error).__name__
         raise StoreError(f"{path} is damaged or not safe to load: {reason}") from error

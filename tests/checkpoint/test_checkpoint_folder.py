@@ -496,7 +496,7 @@ def test_further_live_models_are_left_alone(root: Path) -> None:
 
 def test_models_that_do_not_fit_are_refused_before_anything_changes(root: Path) -> None:
     save(run(strategy()), root)
-    wider = r"models\['main'\] does not fit: layers.0.weight has shape \(5, 3\), in the checkpoint \(4, 3\)"
+    wider = r"models\['main'\] does not fit: layers.0.weight has shape \(5, 3\), in the checkpoint shape \(4, 3\)"
     unchanged(strategy(models=Net(5)), root, ConfigurationError, wider)
     extended = Net()
     extended.head = nn.Linear(1, 1)

@@ -17,7 +17,7 @@ from nvalchemi_lightning.checkpoint import load, migrations, restore, save
 from nvalchemi_lightning.checkpoint.migrations import upgraded, versioned
 from nvalchemi_lightning.checkpoint.reading import recorded_metrics
 from nvalchemi_lightning.errors import ConfigurationError, StoreError
-from nvalchemi_lightning.feeding import as_loader
+from nvalchemi_lightning.feeding import OneLoader
 from nvalchemi_lightning.module import AlchemiModule
 from nvalchemi_lightning.specs import trust
 from nvalchemi_lightning.strategy import TrainingStrategy
@@ -72,7 +72,7 @@ def test_files_of_lightning_load_exactly(version: str, place: int) -> None:
     live.num_steps = steps
     quiet = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing"), False)
     trainer = Trainer(max_epochs=-1, accelerator="cpu", strategy="nvalchemi", **quiet)
-    trainer.fit(AlchemiModule(live), as_loader(batches()), ckpt_path=GOLDEN / version / f"{steps}.ckpt")
+    trainer.fit(AlchemiModule(live), OneLoader(batches()), ckpt_path=GOLDEN / version / f"{steps}.ckpt")
     assert_same(everything(live), expected)
 
 
