@@ -174,9 +174,7 @@ def test_the_kind_is_required() -> None:
         resolve("torch.optim.lr_scheduler.StepLR", kind=(torch.optim.Optimizer, nn.Module))
     with pytest.raises(ConfigurationError, match=r"is not a class$"):
         resolve("nvalchemi_lightning.specs.trust.resolve", kind=object)
-    with pytest.raises(
-        UntrustedPathError, match=r"names '_BUILT_IN', a private part of nvalchemi_lightning\.specs\.trust"
-    ):
+    with pytest.raises(UntrustedPathError, match=r"names '_BUILT_IN', a private part of"):
         resolve("nvalchemi_lightning.specs.__all__".replace("__all__", "trust._BUILT_IN"))
 
 
