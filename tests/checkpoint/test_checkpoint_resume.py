@@ -14,6 +14,7 @@ from resume_rigs import SCENARIOS, STEPS, Noisy, Scenario, differing, outcome
 from nvalchemi_lightning.hooks import CheckpointHook
 from nvalchemi_lightning.module import AlchemiModule
 from nvalchemi_lightning.specs import trust
+from nvalchemi_lightning.stages import TrainingStage
 from nvalchemi_lightning.strategy import TrainingStrategy
 
 QUIET: dict[str, Any] = {
@@ -90,3 +91,35 @@ def test_from_checkpoints_of_lightning(scenario: Scenario, when: str, tmp_path: 
         again = ModelCheckpoint(tmp_path, save_top_k=-1, filename="again-{step}-{epoch}", **SAVERS[when])
         Trainer(max_epochs=-1, callbacks=[again], **QUIET).fit(module, scenario.loader(), ckpt_path=files[place])
         assert not differing(outcome(module.recipe), expected), files[place].name
+
+
+class StopError(Exception):
+    """Ends a run from outside."""
+
+
+class Stopping:
+    """A hook that ends the run in its sixth batch."""
+
+    frequency = 1
+    stage = TrainingStage.BEFORE_FORWARD
+
+    def __call__(self, ctx: Any, stage: TrainingStage) -> None:
+        if ctx.batch_count == 5 and not ctx.validating:
+            raise StopError
+
+
+@pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
+def test_from_the_last_checkpoint_after_a_crash(tmp_path: Path) -> None:
+    """``ckpt_path="last"`` finds what ModelCheckpoint wrote before the run broke off."""
+    scenario = SCENARIOS["plateau by steps"]
+
+    def fit(module: AlchemiModule, **options: Any) -> dict[str, Any]:
+        saver = ModelCheckpoint(tmp_path, save_last=True, every_n_train_steps=1)
+        Trainer(max_epochs=-1, callbacks=[saver], **QUIET).fit(module, scenario.loader(), **options)
+        return outcome(module.recipe)
+
+    whole = AlchemiModule(scenario.strategy(0))
+    Trainer(max_epochs=-1, enable_checkpointing=False, **QUIET).fit(whole, scenario.loader())
+    with pytest.raises(StopError):
+        fit(AlchemiModule(scenario.strategy(0, Stopping())))
+    assert not differing(fit(AlchemiModule(scenario.strategy(7)), ckpt_path="last"), outcome(whole.recipe))
