@@ -39,7 +39,8 @@ def sole_writer(root: Path) -> Iterator[bool]:
     -----
     The lock belongs to the open file: it is gone when the process is, however that ended.
     """
-    root.mkdir(parents=True, exist_ok=True)
+    if not root.exists():
+        root.mkdir(parents=True, exist_ok=True)
     handle = os.open(root / LOCK, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
     locked = _lock(handle)
     try:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
 from nvalchemi_lightning.checkpoint.layout import is_folder_name
 from nvalchemi_lightning.errors import StoreError
@@ -49,7 +49,7 @@ class _Manifest(_Schema):
 class _Record(_Schema):
     files: dict[str, str]
     manifest: _Manifest
-    metrics: dict[str, float] = {}
+    metrics: dict[str, FiniteFloat] = {}
 
 
 def check_manifest(content: Mapping[str, Any], path: Path) -> None:

@@ -11,7 +11,9 @@ import typing
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from functools import lru_cache
 from typing import Annotated, Any, Literal, TypeGuard, get_args, get_origin
+from weakref import WeakKeyDictionary
 
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 from pydantic.warnings import ArbitraryTypeWarning
@@ -54,6 +56,18 @@ def signature_of(target: Callable[..., Any]) -> inspect.Signature:
     ConfigurationTypeError
         If Python cannot tell the signature, as for some callables written in C.
     """
+    if not isinstance(target, type | types.FunctionType):
+        return _read_signature(target)
+    if target not in _signatures:
+        _signatures[target] = _read_signature(target)
+    return _signatures[target]
+
+
+# A checkpoint describes the whole recipe, and is taken while training waits.
+_signatures: WeakKeyDictionary[Callable[..., Any], inspect.Signature] = WeakKeyDictionary()
+
+
+def _read_signature(target: Callable[..., Any]) -> inspect.Signature:
     try:
         signature = inspect.signature(target)
     except ValueError as error:
@@ -203,6 +217,13 @@ def adapter_of(hint: Any) -> TypeAdapter[Any] | None:
     hint : Any
         The annotation, or ``NO_HINT``.
     """
+    try:
+        return _known_adapter(hint)
+    except TypeError:  # not every annotation can be looked up: Annotated may hold anything
+        return _new_adapter(hint)
+
+
+def _new_adapter(hint: Any) -> TypeAdapter[Any] | None:
     # Pydantic turns an Iterable into a one-shot iterator and cannot ask plain protocols; both stay unchecked.
     if hint is NO_HINT or _is_lazy(hint) or any(getattr(leaf, "_is_protocol", False) for leaf in leaves(hint)):
         return None
@@ -212,6 +233,9 @@ def adapter_of(hint: Any) -> TypeAdapter[Any] | None:
             warnings.simplefilter("error", ArbitraryTypeWarning)
             return TypeAdapter(hint, config=config)
     return None
+
+
+_known_adapter = lru_cache(maxsize=512)(_new_adapter)
 
 
 def _is_lazy(hint: Any) -> bool:

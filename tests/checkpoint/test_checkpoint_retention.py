@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,8 @@ from nvalchemi_lightning.checkpoint import save
 from nvalchemi_lightning.checkpoint.layout import indices, record_file
 from nvalchemi_lightning.checkpoint.pruning import best_index, prune, prune_checkpoints, retain
 from nvalchemi_lightning.checkpoint.reading import recorded_metrics
+from nvalchemi_lightning.checkpoint.snapshot import take_snapshot
+from nvalchemi_lightning.checkpoint.writing import write
 from nvalchemi_lightning.errors import ConfigurationError
 from nvalchemi_lightning.hooks import CheckpointHook
 from nvalchemi_lightning.validation import ValidationConfig
@@ -52,6 +56,29 @@ def test_what_stays(root: Path, options: dict[str, Any], kept: list[int], async_
     assert [rebuilt(root, index).step_count for index in kept] == [index + 1 for index in kept]
     leftover = {name for name in contents(root) for gone in {0, 1, 2, 3, 4} - {*kept} if name.endswith(f"/{gone}.pt")}
     assert not leftover
+
+
+def with_losses(root: Path, losses: list[float]) -> None:
+    """Save a checkpoint per loss and keep the best and the newest."""
+    for loss in losses:
+        snapshot = take_snapshot(strategy())
+        write(root, replace(snapshot, metrics={"total_loss": loss} if math.isfinite(loss) else {}))
+        retain(root, 1, "total_loss")
+
+
+def test_b71_a_restart_does_not_forget_the_best(root: Path) -> None:
+    """B71: 0.3, 0.1, restart, 0.5, 0.2: the one of 0.1 stays, because its number is in the folder."""
+    with_losses(root, [0.3, 0.1])
+    with_losses(root, [0.5, 0.2])
+    assert indices(root) == [1, 3]
+    assert recorded_metrics(root, 1) == {"total_loss": 0.1}
+
+
+def test_b100_the_best_is_not_the_latest(root: Path) -> None:
+    """B100: 0.5, 0.2, 0.9, NaN; what is not a number never wins."""
+    with_losses(root, [0.5, 0.2, 0.9, math.nan])
+    assert indices(root) == [1, 3]
+    assert best_index(root, "total_loss") == 1
 
 
 def test_the_best_is_known_after_a_restart(root: Path) -> None:
