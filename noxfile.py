@@ -128,7 +128,9 @@ def examples(session: nox.Session) -> None:
 def bench(session: nox.Session) -> None:
     """Measure what steps and data cost, and that memory does not grow; with arguments, the ladder alone."""
     python = install(session, "ase")
-    for script in ("ladder",) if session.posargs else ("ladder", "policies", "step", "averaging", "memory", "data"):
+    for script in (
+        ("ladder",) if session.posargs else ("ladder", "policies", "step", "averaging", "memory", "checkpoints", "data")
+    ):
         run(session, python, str(ROOT / "benchmarks" / f"{script}.py"), *session.posargs)
 
 

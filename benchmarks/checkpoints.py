@@ -23,8 +23,6 @@ from nvalchemi_lightning.checkpoint.writing import write
 from nvalchemi_lightning.losses import EnergyMSELoss
 
 WEIGHTS = 5_000_000  # with the two moments of Adam 57 MiB
-STEP = 0.050  # [s]
-EVERY = 50  # steps between saves
 
 
 class Plain(nn.Module):
@@ -36,8 +34,7 @@ class Plain(nn.Module):
         self.weights = nn.ParameterList(torch.randn(size // parts) for _ in range(parts))
 
     def forward(self, batch: Any) -> dict[str, Tensor]:
-        """Return energies that depend on every tensor, after the time of a step."""
-        time.sleep(STEP)
+        """Return energies that depend on every tensor."""
         return {"energy": sum(weight[:1] for weight in self.weights).expand(batch.num_graphs, 1)}
 
 
@@ -131,7 +128,7 @@ def measured(rounds: int, folder: Path) -> dict[str, dict[str, float]]:
 
 
 def main() -> int:
-    """Measure, print, and tell by the exit code whether every target is met."""
+    """Measure, and print what is met and what is missed."""
     options = arguments(__doc__, rounds=20)
     with tempfile.TemporaryDirectory() as folder:
         result = measured(options.rounds, Path(folder))
