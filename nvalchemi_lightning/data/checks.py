@@ -220,7 +220,7 @@ def check_free_name(owner: type, name: str) -> None:
 
 
 def check_cell(cell: Tensor | None, pbc: Tensor | None) -> None:
-    """Check that the lattice vectors of the periodic directions exist and are independent.
+    """Check that the lattice vectors of the periodic directions exist and are independent, in every structure.
 
     Left-handed cells are fine, and so are zero vectors in directions that are not periodic.
 
@@ -231,16 +231,20 @@ def check_cell(cell: Tensor | None, pbc: Tensor | None) -> None:
     """
     if pbc is None:
         return
-    periodic = pbc.tolist()[0]
-    if not any(periodic):
-        return
-    if cell is None:
+    lattices = [None] * len(pbc) if cell is None else cell.tolist()
+    for lattice, periodic in zip(lattices, pbc.tolist(), strict=True):
+        if any(periodic):
+            _check_lattice(lattice, periodic)
+
+
+def _check_lattice(lattice: list[list[float]] | None, periodic: list[bool]) -> None:
+    if lattice is None:
         raise DataError(f"pbc is {periodic} but there is no cell; give cell, shape (1, 3, 3), or leave pbc out")
-    vectors = [vector for vector, along in zip(cell.tolist()[0], periodic, strict=True) if along]
+    vectors = [vector for vector, along in zip(lattice, periodic, strict=True) if along]
     if _independence(vectors) < _MIN_INDEPENDENCE:
         raise DataError(
             f"the lattice vectors of the periodic directions are zero or linearly dependent: "
-            f"cell = {cell.tolist()[0]}, pbc = {periodic}"
+            f"cell = {lattice}, pbc = {periodic}"
         )
 
 

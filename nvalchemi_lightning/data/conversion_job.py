@@ -11,10 +11,11 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from nvalchemi_lightning.data.conversion_blocks import read_blocks
 from nvalchemi_lightning.data.conversion_parts import part_path, random_parts
 from nvalchemi_lightning.data.conversion_record import Fingerprint, Record
 from nvalchemi_lightning.data.conversion_targets import append_to, check_appendable, check_free, make_parts
-from nvalchemi_lightning.data.conversion_writer import STORE, BlockWriter, Piece
+from nvalchemi_lightning.data.conversion_writer import STORE, BlockWriter
 from nvalchemi_lightning.data.dialect import Dialect
 from nvalchemi_lightning.data.findings import Findings
 from nvalchemi_lightning.data.provenance import (
@@ -25,7 +26,7 @@ from nvalchemi_lightning.data.provenance import (
     write_provenance,
 )
 from nvalchemi_lightning.data.source import Source
-from nvalchemi_lightning.data.sources import OnError, Skip, readable
+from nvalchemi_lightning.data.sources import OnError
 from nvalchemi_lightning.data.zarr_layout import ZarrWriteConfig, open_store
 from nvalchemi_lightning.errors import ConfigurationError, DataError
 
@@ -117,15 +118,16 @@ def _read_source(job: Job, record: Record, writer: BlockWriter, on_error: OnErro
     number, source = record.source, job.sources[record.source]
     before = record.current
 
-    def omit(skip: Skip) -> None:
-        record.omitted.append(OmittedFrame(source=number, frame=skip.number, reason=str(skip.reason)))
-
-    for frame, data in readable(source, record.frame, on_error, omit):
-        writer.add(Piece(number, frame, data))
+    for block in read_blocks(source, record.frame, writer.room):
+        if block.skips and on_error == "raise":
+            raise block.skips[0].reason
+        writer.add(number, block)
         if advance is not None:
-            advance(1)
-        if writer.full:
-            record.frame = frame + 1
+            advance(len(block.frames))
+        omitted = [OmittedFrame(source=number, frame=skip.number, reason=str(skip.reason)) for skip in block.skips]
+        record.omitted += omitted
+        if not writer.room():
+            record.frame = block.next_frame
             record.current = _merged(before, source.findings)
             writer.flush()
     found = _merged(before, source.findings)

@@ -2,37 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 import zarr
 
 from nvalchemi_lightning.data.atomic_data import AtomicData
 from nvalchemi_lightning.data.batch import Batch
+from nvalchemi_lightning.data.conversion_blocks import Block
 from nvalchemi_lightning.data.conversion_record import Record
 from nvalchemi_lightning.data.dialect import Dialect
 from nvalchemi_lightning.data.provenance import write_origins
-from nvalchemi_lightning.data.translate import text_of
+from nvalchemi_lightning.data.raw_structure import info_numbers
 from nvalchemi_lightning.data.zarr_append import Appender
 from nvalchemi_lightning.data.zarr_arrays import create_store
 from nvalchemi_lightning.data.zarr_layout import ZarrWriteConfig, open_store
 from nvalchemi_lightning.errors import DataError
 
-__all__ = ["STORE", "BlockWriter", "Piece"]
+__all__ = ["STORE", "BlockWriter"]
 
 STORE = "store"
 """Folder of the store inside that of an unfinished conversion."""
 
 _LABELS = tuple(Dialect().keys)
-
-
-class Piece(NamedTuple):
-    """A structure, and where it came from."""
-
-    source: int
-    frame: int
-    data: AtomicData
 
 
 class BlockWriter:
@@ -62,49 +56,52 @@ class BlockWriter:
         self._config = config
         self._group = _group(folder / STORE, record, config)
         self._appender = Appender(self._group, "the store", config)
-        self._pending: list[Piece] = []
+        self._data: list[AtomicData | Batch] = []
+        self._origins: list[tuple[int, int]] = []
         self._parts: list[int] = []
 
-    def add(self, piece: Piece) -> None:
-        """Take a structure; it is written by :meth:`flush`."""
+    def add(self, source: int, block: Block) -> None:
+        """Take the structures of some frames of a source; they are written by :meth:`flush`."""
         if self._part_key is not None:
-            self._parts.append(self._part(piece, self._part_key))
-        self._pending.append(piece)
+            for frame, info in zip(block.frames, block.infos, strict=True):
+                self._parts.append(self._part(source, frame, info, self._part_key))
+        self._origins += [(source, frame) for frame in block.frames]
+        self._data += block.data
 
-    @property
-    def full(self) -> bool:
-        """Whether a block is complete."""
-        return len(self._pending) >= self._config.block_size
+    def room(self) -> int:
+        """Return how many structures are missing from a complete block."""
+        return self._config.block_size - len(self._origins)
 
     def flush(self) -> None:
         """Write what has been taken, and the record; nothing where no structure has been read yet."""
-        if self._pending:
+        if self._origins:
             self._write()
         if self._record.structures:
             self._record.save(self._folder)
 
     def _write(self) -> None:
-        record, pieces = self._record, self._pending
+        record = self._record
         try:
-            batch = Batch.from_data_list([piece.data for piece in pieces])
+            batch = Batch._joined(self._data)
             self._appender.add(batch)
         except DataError as error:
-            ends = [f"frame {piece.frame} of {self._names[piece.source]}" for piece in (pieces[0], pieces[-1])]
-            raise type(error)(f"from {ends[0]} to {ends[1]}: {error}") from error
-        origins = {name: np.array([getattr(piece, name) for piece in pieces]) for name in ("source", "frame")}
+            ends = self._origins[0], self._origins[-1]
+            first, last = (f"frame {frame} of {self._names[source]}" for source, frame in ends)
+            raise type(error)(f"from {first} to {last}: {error}") from error
+        origins = dict(zip(("source", "frame"), np.array(self._origins).T, strict=True))
         if self._part_key is not None:
             origins["part"] = np.array(self._parts)
         write_origins(self._group, record.structures, origins, self._config)
         self._appender.commit()
-        record.structures += len(pieces)
+        record.structures += len(self._origins)
         for label in _LABELS:
             record.labelled[label] = record.labelled.get(label, 0) + _labelled(batch, label)
-        self._pending, self._parts = [], []
+        self._data, self._origins, self._parts = [], [], []
 
-    def _part(self, piece: Piece, key: str) -> int:
-        name = _part_name(piece.data, key)
+    def _part(self, source: int, frame: int, info: Mapping[str, Any], key: str) -> int:
+        name = _part_name(info, key)
         if name is None:
-            raise DataError(f"{self._names[piece.source]}: frame {piece.frame} has no {key!r} that names its part")
+            raise DataError(f"{self._names[source]}: frame {frame} has no {key!r} that names its part")
         if name not in self._record.parts:
             self._record.parts.append(name)
         return self._record.parts.index(name)
@@ -129,8 +126,9 @@ def _labelled(batch: Batch, label: str) -> int:
     return int(known.sum())
 
 
-def _part_name(data: AtomicData, key: str) -> str | None:
-    if key in text_of(data):
-        return text_of(data)[key]
-    number = data.info.get(key)
+def _part_name(info: Mapping[str, Any], key: str) -> str | None:
+    value = info.get(key)
+    if isinstance(value, str):
+        return value
+    number = info_numbers({key: value}, {}).get(key)
     return str(number.item()) if number is not None and number.numel() == 1 else None

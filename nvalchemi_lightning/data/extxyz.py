@@ -7,7 +7,8 @@ import gzip
 import lzma
 import re
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache, lru_cache
 from io import StringIO
 from itertools import islice
 from pathlib import Path
@@ -116,19 +117,18 @@ def parse_frame(text: str, dialect: Dialect) -> RawStructure:
     head, comment, rows = text.split("\n", 2)
 
     def parse(line: str) -> dict[str, Any]:
-        info = parse_comment(_SIX.sub(lambda match: _nine(match, dialect), line))
+        if "stress=" in line or "virial=" in line:
+            line = _SIX.sub(lambda match: _nine(match, dialect), line)
+        info = parse_comment(line)
         stress = info.get("stress")
         if stress is not None and not np.isnan(stress).all():  # ASE would take the upper triangle.
             info["stress"] = symmetric_matrix("stress", stress)[0]
         return info
 
     info = parse(comment)
-    columns = _PLAIN_COLUMNS.fullmatch(info.get("Properties", _POSITIONS_ONLY))
+    names = _names(info.get("Properties", _POSITIONS_ONLY))
     words = rows.split()
-    if columns is None or isinstance(info.get("pbc"), str):
-        return _parsed_by_ase(text, parse)
-    names = _names(columns[1])
-    if len(words) != int(head) * (1 + sum(names.values())):
+    if names is None or isinstance(info.get("pbc"), str) or len(words) != int(head) * (1 + sum(names.values())):
         return _parsed_by_ase(text, parse)
     return _structure(info, words, int(head), names)
 
@@ -138,19 +138,28 @@ def _nine(match: re.Match[str], dialect: Dialect) -> str:
     return f'{match[1]}"{" ".join(map(repr, six_to_matrix(six, dialect).ravel().tolist()))}"'
 
 
-def _names(more: str) -> dict[str, int]:
-    """Return name to number of columns for positions and what follows them."""
-    parts = more.split(":")[1:]
+@lru_cache(maxsize=128)
+def _names(properties: str) -> Mapping[str, int] | None:
+    """Return name to number of columns for positions and what follows them; None for columns of other kinds."""
+    columns = _PLAIN_COLUMNS.fullmatch(properties)
+    if columns is None:
+        return None
+    parts = columns[1].split(":")[1:]
     return {"positions": 3} | {name: int(count) for name, count in zip(parts[::3], parts[2::3], strict=True)}
 
 
-def _structure(info: dict[str, Any], words: list[str], atoms: int, names: dict[str, int]) -> RawStructure:
+@cache
+def _atomic_number(symbol: str) -> int:
     from ase.data import atomic_numbers
 
+    return int(atomic_numbers[symbol.capitalize()])
+
+
+def _structure(info: dict[str, Any], words: list[str], atoms: int, names: Mapping[str, int]) -> RawStructure:
     width = 1 + sum(names.values())
-    numbers = np.array([atomic_numbers[word.capitalize()] for word in words[::width]], dtype=np.int64)
+    numbers = np.array([*map(_atomic_number, words[::width])], dtype=np.int64)
     del words[::width]
-    table = np.array([float(word) for word in words]).reshape(atoms, width - 1)
+    table = np.fromiter(map(float, words), np.float64, len(words)).reshape(atoms, width - 1)
     arrays = dict(_columns(table, names))
     periodic = info.pop("pbc", "Lattice" in info)
     lattice = info.pop("Lattice", None)
@@ -159,14 +168,14 @@ def _structure(info: dict[str, Any], words: list[str], atoms: int, names: dict[s
         numbers=numbers,
         positions=arrays.pop("positions"),
         cell=np.zeros((3, 3)) if lattice is None else np.array(lattice.T, dtype=np.float64),
-        pbc=np.array(np.broadcast_to(np.array(periodic, dtype=np.bool_), 3)),
+        pbc=np.full(3, periodic, dtype=np.bool_),
         results={name: info.pop(name) for name in _RESULTS if name in info},
         info=info,
         arrays=arrays,
     )
 
 
-def _columns(table: NDArray[np.float64], names: dict[str, int]) -> Iterator[tuple[str, NDArray[np.float64]]]:
+def _columns(table: NDArray[np.float64], names: Mapping[str, int]) -> Iterator[tuple[str, NDArray[np.float64]]]:
     start = 0
     for name, count in names.items():
         values = table[:, start : start + count]

@@ -12,8 +12,10 @@ __all__ = ["parse_comment"]
 _PAIR = re.compile(r"""\s*([^\s=\\'"{}\[\],]+)=(?:"([^"\\]+)"|([^\s=\\'"{}\[\]]+))(?=\s|$)""")
 """A pair without escapes, nesting or missing parts; a line of other things is left to ASE."""
 
-_WORD = re.compile(r"[^\s,]+")
 _TRUTH = {word: word[0] in "Tt" for word in ("T", "F", "true", "false", "True", "False", "TRUE", "FALSE")}
+_BEGIN_NUMBERS = "nNiI"
+"""Letters with which nan and inf begin."""
+
 _MATRICES = ("Lattice", "stress", "virial")
 _AS_TEXT = ("Properties", "uid")
 
@@ -37,7 +39,7 @@ def parse_comment(line: str) -> dict[str, Any]:
 
 
 def _value(key: str, text: str) -> Any:
-    words = _WORD.findall(text)
+    words = text.replace(",", " ").split()
     numbers = _numbers(words)
     if key in _MATRICES:
         if numbers is None or len(numbers) != 9:
@@ -52,7 +54,9 @@ def _value(key: str, text: str) -> Any:
 
 
 def _numbers(words: list[str]) -> np.ndarray[Any, Any] | None:
-    for kind in (int, float):
+    if words and words[0][0].isalpha() and words[0][0] not in _BEGIN_NUMBERS:
+        return None
+    for kind in (float,) if words and "." in words[0] else (int, float):
         try:
             return np.array([kind(word) for word in words], dtype=kind)
         except (ValueError, OverflowError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import count, islice
@@ -14,6 +14,7 @@ import torch
 from nvalchemi_lightning.data.ase import raw_structure
 from nvalchemi_lightning.data.ase_database import DATABASES, database_rows
 from nvalchemi_lightning.data.atomic_data import AtomicData
+from nvalchemi_lightning.data.batch import Batch
 from nvalchemi_lightning.data.dialect import Dialect
 from nvalchemi_lightning.data.extxyz import frame_comments, frame_texts, is_extxyz, parse_frame
 from nvalchemi_lightning.data.findings import Findings
@@ -61,33 +62,46 @@ class FileSource(Source):
     def __init__(self, path: Path, dialect: Dialect, format_name: str | None, dtype: torch.dtype) -> None:
         self.name = str(path)
         self.dialect = dialect
-        self.findings = Findings()
         self._path = path
         self._kind = _kind(path, format_name)
         self._dtype = dtype
+        self._begin()
 
     def frames(self, start: int = 0) -> Iterator[Frame]:
         """Yield the frames from number ``start`` on."""
-        self.findings = Findings()
-        converted_by = None if self._kind in _AS_WRITTEN else self._kind
-        read = partial(self._read, Translator(self.dialect, self._dtype, self.findings, converted_by))
+        self._begin()
         loads = islice(_loads(self._path, self._kind, self.dialect), start, None)
         for number in count(start):
             with naming(self.name, number), _parsing():
                 load = next(loads, None)
             if load is None:
                 return
-            yield Frame(number, partial(read, number, load))
+            yield Frame(number, partial(self._read, number, load), partial(self._load, number, load))
 
     def comments(self) -> Iterator[str] | None:
         """Return the comment lines of an extended XYZ file, up to what is damaged."""
         return frame_comments(self._path) if self._kind == "extxyz" else None
 
-    def _read(self, translate: Translator, number: int, load: Callable[[], RawStructure]) -> AtomicData:
+    def block(self, raws: Sequence[RawStructure]) -> Batch | None:
+        """Return the structures of several frames; None where they have to be translated one by one."""
+        return self._translate.block(raws)
+
+    def structure(self, number: int, raw: RawStructure) -> AtomicData:
+        """Return the structure of a frame."""
         with naming(self.name, number):
-            with _parsing():
-                raw = load()
-            return translate(raw)
+            return self._translate(raw)
+
+    def _begin(self) -> None:
+        self.findings = Findings()
+        converted_by = None if self._kind in _AS_WRITTEN else self._kind
+        self._translate = Translator(self.dialect, self._dtype, self.findings, converted_by)
+
+    def _load(self, number: int, load: Callable[[], RawStructure]) -> RawStructure:
+        with naming(self.name, number), _parsing():
+            return load()
+
+    def _read(self, number: int, load: Callable[[], RawStructure]) -> AtomicData:
+        return self.structure(number, self._load(number, load))
 
 
 @contextmanager

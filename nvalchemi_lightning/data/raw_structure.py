@@ -14,7 +14,18 @@ from nvalchemi_lightning.data.fields import FIELDS
 from nvalchemi_lightning.data.structure_weights import notice_weights
 from nvalchemi_lightning.errors import DataError, LabelNotFoundError, nearest
 
-__all__ = ["DEFAULT_KEYS", "RawStructure", "info_numbers", "label_fields", "structure_fields", "symmetric_matrix"]
+__all__ = [
+    "DEFAULT_KEYS",
+    "FROM_VOIGT",
+    "RawStructure",
+    "are_symmetric",
+    "info_numbers",
+    "label_fields",
+    "number_names",
+    "structure_fields",
+    "symmetric_matrix",
+    "total_charge",
+]
 
 DEFAULT_KEYS: Mapping[str, str] = {
     "energy": "energy",
@@ -26,7 +37,7 @@ DEFAULT_KEYS: Mapping[str, str] = {
 }
 """Label to the name under which it is looked for unless another is given."""
 
-_FROM_VOIGT = (0, 5, 4, 5, 1, 3, 4, 3, 2)
+FROM_VOIGT = (0, 5, 4, 5, 1, 3, 4, 3, 2)
 """Entries of xx, yy, zz, yz, xz, xy that make up a 3x3 matrix, row by row."""
 
 _MAX_ASYMMETRY = 0.01
@@ -111,7 +122,7 @@ def label_fields(raw: RawStructure, keys: Mapping[str, str | None]) -> dict[str,
     """
     found = {label: raw.find(label, key) for label, key in keys.items() if key is not None}
     labels = {label: values for label, values in found.items() if values is not None}
-    charge = _charge(raw.info.get("charge"), labels.get("charges"))
+    charge = total_charge(raw.info.get("charge"), labels.get("charges"))
     for label in labels.keys() & _SHAPERS.keys():
         labels[label] = _SHAPERS[label](label, labels[label])
     fields = {label: torch.tensor(values) for label, values in labels.items()}
@@ -148,24 +159,44 @@ def symmetric_matrix(label: str, values: NDArray[np.float64]) -> NDArray[np.floa
         If the numbers are not one.
     """
     if values.shape == (6,):
-        values = values[list(_FROM_VOIGT)]
+        values = values[list(FROM_VOIGT)]
     if values.shape not in ((9,), (3, 3), (1, 3, 3)):
         raise DataError(f"{label} must have shape (3, 3), (9,) or (6,), got {values.shape}")
-    matrix = values.reshape(3, 3)
-    with np.errstate(invalid="ignore"):  # Infinite numbers are refused later, with their place.
-        asymmetry = np.nanmax(np.abs(matrix - matrix.T), initial=0.0)
-    if asymmetry > _MAX_ASYMMETRY * np.nanmax(np.abs(matrix), initial=0.0):
+    matrix = values.reshape(1, 3, 3)
+    if not are_symmetric(matrix).all():
         raise DataError(
-            f"{label} is not symmetric, transposed entries differ by {asymmetry:.3g}: {matrix.tolist()}; nine numbers "
-            "are a symmetric matrix, six are xx, yy, zz, yz, xz, xy unless another order is given"
+            f"{label} is not symmetric, transposed entries differ by {_asymmetries(matrix)[0]:.3g}: "
+            f"{matrix[0].tolist()}; nine numbers are a symmetric matrix, six are xx, yy, zz, yz, xz, xy unless another "
+            "order is given"
         )
-    return matrix.reshape(1, 3, 3)
+    return matrix
+
+
+def are_symmetric(matrices: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Say which of the matrices, shape (B, 3, 3), are symmetric but for rounding."""
+    largest = np.nanmax(np.abs(matrices), axis=(1, 2), initial=0.0)
+    passes: NDArray[np.bool_] = ~(_asymmetries(matrices) > _MAX_ASYMMETRY * largest)
+    return passes
+
+
+def _asymmetries(matrices: NDArray[np.float64]) -> NDArray[np.float64]:
+    with np.errstate(invalid="ignore"):  # Infinite numbers are refused later, with their place.
+        differences = np.abs(matrices - matrices.transpose(0, 2, 1))
+    found: NDArray[np.float64] = np.nanmax(differences, axis=(1, 2), initial=0.0)
+    return found
 
 
 _SHAPERS = {"energy": _scalar, "dipole": _vector, "stress": symmetric_matrix, "virial": symmetric_matrix}
 
 
-def _charge(given: object, partial: NDArray[np.float64] | None) -> float | None:
+def total_charge(given: object, partial: NDArray[np.float64] | None) -> float | None:
+    """Return the total charge [e] that is given, else that of the partial charges; None where neither is known.
+
+    Raises
+    ------
+    DataError
+        If it is not a whole number.
+    """
     if given is not None:
         if isinstance(given, bool | np.bool_) or not isinstance(given, int | float | np.number):
             raise DataError(f"info['charge'] must be a whole number, got {given!r:.80}")
@@ -184,12 +215,22 @@ def _whole(value: float, tolerance: float, what: str) -> float:
 def info_numbers(info: Mapping[str, Any], keys: Mapping[str, str | None]) -> dict[str, Tensor]:
     """Return the numbers in ``atoms.info`` that are not labels; text and flags stay behind."""
     numbers = {}
-    for key, value in info.items():
-        array = _array(value)
-        if key != "charge" and key not in keys.values() and array.dtype.kind in "iuf":
-            numbers[key] = torch.tensor(array.astype(array.dtype.newbyteorder("=")))
-    notice_weights(numbers)
+    for key in number_names(info, keys):
+        array = _array(info[key])
+        numbers[key] = torch.tensor(array.astype(array.dtype.newbyteorder("=")))
     return numbers
+
+
+def number_names(info: Mapping[str, Any], keys: Mapping[str, str | None]) -> list[str]:
+    """Return the names in ``atoms.info`` of numbers that are not labels; gives notice of those that are weights."""
+    taken = {"charge", *keys.values()}
+    names = [
+        key
+        for key, value in info.items()
+        if key not in taken and not isinstance(value, str) and _array(value).dtype.kind in "iuf"
+    ]
+    notice_weights(names)
+    return names
 
 
 def _array(value: object) -> NDArray[Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias, TypeVar
 
 import torch
 
@@ -16,9 +16,10 @@ from nvalchemi_lightning.data.source import Frame, Source
 from nvalchemi_lightning.data.store_source import StoreSource
 from nvalchemi_lightning.errors import DataError
 
-__all__ = ["Frame", "OnError", "Skip", "Source", "SourceLike", "open_source", "read_structures", "readable"]
+__all__ = ["Frame", "OnError", "Skip", "Source", "SourceLike", "attempts", "open_source", "read_structures", "readable"]
 
 OnError: TypeAlias = Literal["raise", "skip"]
+Result = TypeVar("Result")
 SourceLike: TypeAlias = "Source | str | os.PathLike[str]"
 
 
@@ -112,21 +113,35 @@ def readable(
     DataError
         If a frame cannot be read, or there are none at all.
     """
+    for number, found in attempts(source, start, lambda frame: frame.read()):
+        if not isinstance(found, DataError):
+            yield number, found
+        elif on_error == "raise":
+            raise found
+        elif on_skip is not None:
+            on_skip(Skip(number, found))
+
+
+def attempts(source: Source, start: int, read: Callable[[Frame], Result]) -> Iterator[tuple[int, Result | DataError]]:
+    """Yield number of the frames from ``start`` on and what ``read`` returns for each, or why it could not.
+
+    Raises
+    ------
+    DataError
+        If there are none at all.
+    """
     frames, number = source.frames(start), start - 1
     while True:
         number += 1
+        found: Result | DataError
         try:
             frame = next(frames, None)
             if frame is None:
                 break
             number = frame.number
-            data = frame.read()
+            found = read(frame)
         except DataError as error:
-            if on_error == "raise":
-                raise
-            if on_skip is not None:
-                on_skip(Skip(number, error))
-        else:
-            yield number, data
+            found = error
+        yield number, found
     if not number:
         raise DataError(f"{source.name} holds no structures")

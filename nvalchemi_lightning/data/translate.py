@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -11,12 +11,20 @@ import torch
 from torch import Tensor
 
 from nvalchemi_lightning.data.atomic_data import AtomicData
+from nvalchemi_lightning.data.batch import Batch
 from nvalchemi_lightning.data.dialect import Dialect
 from nvalchemi_lightning.data.findings import Findings
-from nvalchemi_lightning.data.raw_structure import RawStructure, info_numbers, label_fields, structure_fields
+from nvalchemi_lightning.data.raw_structure import (
+    RawStructure,
+    info_numbers,
+    label_fields,
+    number_names,
+    structure_fields,
+)
+from nvalchemi_lightning.data.translate_block import translate_block
 from nvalchemi_lightning.errors import DataError
 
-__all__ = ["ExactEnergies", "Translator", "six_to_matrix", "text_of"]
+__all__ = ["ExactEnergies", "Translator", "six_to_matrix"]
 
 
 _PLAIN = Dialect()
@@ -58,9 +66,8 @@ class Translator:
             If the structure or a label is invalid, or units are given for numbers that ASE has converted.
         """
         dialect = self.dialect
-        present = {
-            label: key for label, key in dialect.keys.items() if key is not None and raw.value(label, key) is not None
-        }
+        labelled = self._labelled(raw)
+        present = {label: key for label, key in dialect.keys.items() if key is not None and label in labelled}
         self.findings.note(raw, present)
         if self._converted_by is not None:
             self._check_converted(raw, present)
@@ -76,8 +83,29 @@ class Translator:
         data = ExactEnergies(**fields, info=info)
         for key in dialect.keep:
             _keep(data, key, raw.info.get(key))
-        data._text = {key: value for key, value in raw.info.items() if isinstance(value, str)}
         return data
+
+    def block(self, raws: Sequence[RawStructure]) -> Batch | None:
+        """Return the batch of several structures; None where they have to be translated one by one."""
+        if self.dialect.keep:
+            return None
+        labels = [self._labelled(raw) for raw in raws]
+        try:
+            if self._converted_by is not None:
+                for raw, present in zip(raws, labels, strict=True):
+                    self._check_converted(raw, present)
+            batch = translate_block(raws, labels, self.dialect, self._dtype)
+        except DataError:  # Which of them is at fault will be found one by one.
+            return None
+        for raw, present in zip(raws, labels, strict=True):
+            self.findings.note(raw, present)
+            self.findings.numbers.update(number_names(raw.info, self.dialect.keys))
+        return batch
+
+    def _labelled(self, raw: RawStructure) -> dict[str, Any]:
+        """Return label to what lies under its key, for the labels that are there."""
+        values = {label: raw.value(label, key) for label, key in self.dialect.keys.items() if key is not None}
+        return {label: value for label, value in values.items() if value is not None}
 
     def _labels(self, raw: RawStructure, present: Mapping[str, str]) -> dict[str, Tensor]:
         labels = label_fields(_with_matrices(raw, present, self.dialect), present)
@@ -89,8 +117,8 @@ class Translator:
             labels["energy"] *= len(raw.numbers)
         return labels
 
-    def _check_converted(self, raw: RawStructure, present: Mapping[str, str]) -> None:
-        read = [label for label, key in present.items() if key in raw.results]
+    def _check_converted(self, raw: RawStructure, present: Iterable[str]) -> None:
+        read = [label for label in present if self.dialect.keys[label] in raw.results]
         given = [option for label in read for option in _given(self.dialect, label)]
         if self.dialect.length_factor != 1.0:
             given.append("length_unit")
@@ -113,15 +141,6 @@ def _with_matrices(raw: RawStructure, present: Mapping[str, str], dialect: Diale
         return raw
     matrices = {key: six_to_matrix(raw.info[key], dialect) for key in keys}
     return raw._replace(info={**raw.info, **matrices})
-
-
-def text_of(data: AtomicData) -> Mapping[str, str]:
-    """Return what a file says in words about a structure that was read from it, such as ``config_type``.
-
-    Words are neither collated nor stored; a structure from elsewhere has none.
-    """
-    words: Mapping[str, str] = getattr(data, "_text", {})
-    return words
 
 
 def six_to_matrix(value: Any, dialect: Dialect) -> Any:

@@ -40,7 +40,7 @@ def stop_after(count):
     def advance(amount):
         nonlocal seen
         seen += amount
-        if seen == count:
+        if seen >= count:
             raise StopError
 
     return advance
@@ -80,7 +80,7 @@ def test_going_on_gives_the_same_store(files, tmp_path, count):
     assert not (tmp_path / "w.zarr").exists()
     read = []
     done = convert(files, tmp_path / "w.zarr", config=SMALL, resume=True, advance=read.append)
-    assert len(read) == 15 - (count - 1) // 4 * 4 if count > 4 else 15
+    assert sum(read) == 15 - (count - 1) // 4 * 4 if count > 4 else 15
     assert done.structures == done.labels["energy"] == 15
     same_store(tmp_path / "w.zarr", tmp_path / "whole.zarr")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.extxyz", "b.extxyz", "w.zarr", "whole.zarr"]
@@ -101,7 +101,7 @@ def test_without_resume_it_starts_anew(files, tmp_path):
     interrupt(files, tmp_path / "w.zarr", 9)
     read = []
     convert(files, tmp_path / "w.zarr", advance=read.append)
-    assert len(read) == 15
+    assert sum(read) == 15
 
 
 def test_resume_without_anything_unfinished_starts(files, tmp_path):
@@ -114,7 +114,7 @@ def test_a_damaged_frame_can_be_left_out_when_going_on(files, tmp_path):
         convert(files, tmp_path / "w.zarr", config=SMALL)
     read = []
     done = convert(files, tmp_path / "w.zarr", config=SMALL, on_error="skip", resume=True, advance=read.append)
-    assert (len(read), done.structures, len(done.omitted)) == (4, 16, 1)
+    assert (sum(read), done.structures, len(done.omitted)) == (4, 16, 1)
 
 
 @pytest.mark.parametrize(

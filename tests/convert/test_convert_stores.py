@@ -20,6 +20,7 @@ from nvalchemi_lightning.data import (
     NeighborListTransform,
     ZarrWriteConfig,
     convert,
+    open_source,
     origin_of,
     provenance_of,
     read_structures,
@@ -303,7 +304,7 @@ def test_parts_that_the_file_names(shared, tmp_path):
     assert done.stores == {
         str(tmp_path / f"e_{part}.zarr"): n for part, n in {"train": 480, "test": 60, "val": 60}.items()
     }
-    wanted = [number for number, data in read_structures(path) if data._text["split"] == "val"]
+    wanted = [frame.number for frame in open_source(path).frames() if frame.load().info["split"] == "val"]
     assert [origin_of(tmp_path / "e_val.zarr", index).number for index in (0, 30, 59)] == [
         wanted[0],
         wanted[30],
