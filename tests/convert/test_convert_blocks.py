@@ -134,7 +134,7 @@ def frame(draw):
     return "\n".join([str(atoms), " ".join(head), *rows, ""])
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(texts=st.lists(frame(), min_size=1, max_size=4))
 def test_whatever_frames_say(tmp_path, texts):
     for dialect in (Dialect(), Dialect(length_unit="Bohr", energy_unit="Ha", energy_per_atom=True)):
