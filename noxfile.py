@@ -124,13 +124,14 @@ def examples(session: nox.Session) -> None:
         run(session, python, str(script))
 
 
+BENCHMARKS = ("ladder", "policies", "step", "averaging", "memory", "checkpoints", "data", "conversion")
+
+
 @nox.session(venv_backend="none")
 def bench(session: nox.Session) -> None:
     """Measure what steps and data cost, and that memory does not grow; with arguments, the ladder alone."""
     python = install(session, "ase")
-    for script in (
-        ("ladder",) if session.posargs else ("ladder", "policies", "step", "averaging", "memory", "checkpoints", "data")
-    ):
+    for script in BENCHMARKS[:1] if session.posargs else BENCHMARKS:
         run(session, python, str(ROOT / "benchmarks" / f"{script}.py"), *session.posargs)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -48,7 +50,7 @@ def convert(
 
     if append and overwrite:
         raise ConfigurationError("--append and --overwrite are two things to do with what is there; choose one")
-    with progress("converting", None) as advance:
+    with _saying_how_to_go_on(), progress("converting", None) as advance:
         done = convert_sources(
             sources,
             target,
@@ -67,6 +69,15 @@ def convert(
         show_json(_as_json(done))
     else:
         _show(done)
+
+
+@contextmanager
+def _saying_how_to_go_on() -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        typer.echo("interrupted; the same command with --resume goes on where it stopped", err=True)
+        raise typer.Exit(1) from stop
 
 
 def _fractions(text: str) -> dict[str, float] | list[float]:

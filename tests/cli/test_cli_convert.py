@@ -162,3 +162,17 @@ def test_a_store_says_where_it_is_from(capsys, named):
     done = run_here(capsys, "data", "inspect", "n.zarr")
     assert f"sources: {named}" in done.out
     assert "units: energy eV, length A" in done.out
+
+
+def test_interrupted_from_the_keyboard(capsys, plain, monkeypatch):
+    """One line says how to go on, and that does."""
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("nvalchemi_lightning.data.conversion.finish", stop)
+        done = run_here(capsys, "data", "convert", plain, "p.zarr")
+    assert done == (1, "", "interrupted; the same command with --resume goes on where it stopped\n")
+    assert run_here(capsys, "data", "convert", plain, "p.zarr", "--resume").code == 0
+    assert len(AtomicDataZarrReader("p.zarr")) == 10
