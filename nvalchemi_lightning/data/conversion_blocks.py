@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 from nvalchemi_lightning.data.atomic_data import AtomicData
 from nvalchemi_lightning.data.batch import Batch
 from nvalchemi_lightning.data.raw_structure import RawStructure
-from nvalchemi_lightning.data.source import Frame, Source
+from nvalchemi_lightning.data.source import Frame, Source, naming
 from nvalchemi_lightning.data.sources import Skip, attempts
+from nvalchemi_lightning.data.translate import Translator
 from nvalchemi_lightning.errors import DataError
 
 __all__ = ["Block", "read_blocks"]
@@ -69,9 +71,12 @@ def _load(frame: Frame) -> RawStructure | AtomicData:
 
 def _finished(source: Source, loaded: dict[int, Loaded]) -> Block:
     raws = {number: found for number, found in loaded.items() if isinstance(found, RawStructure)}
-    batch = source.block([*raws.values()]) if raws else None
-    if batch is None:
-        loaded = loaded | {number: _structure(source, number, raw) for number, raw in raws.items()}
+    batch = None
+    if raws and source.translator is not None:
+        batch = source.translator.block([*raws.values()])
+        if batch is None:
+            single = partial(_structure, source.name, source.translator)
+            loaded = loaded | {number: single(number, raw) for number, raw in raws.items()}
     frames = [number for number, found in loaded.items() if not isinstance(found, DataError)]
     singles: list[AtomicData | Batch] = [found for found in loaded.values() if isinstance(found, AtomicData)]
     return Block(
@@ -83,8 +88,9 @@ def _finished(source: Source, loaded: dict[int, Loaded]) -> Block:
     )
 
 
-def _structure(source: Source, number: int, raw: RawStructure) -> AtomicData | DataError:
+def _structure(name: str, translate: Translator, number: int, raw: RawStructure) -> AtomicData | DataError:
     try:
-        return source.structure(number, raw)
+        with naming(name, number):
+            return translate(raw)
     except DataError as error:
         return error

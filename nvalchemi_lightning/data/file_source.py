@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from itertools import count, islice
@@ -14,7 +14,6 @@ import torch
 from nvalchemi_lightning.data.ase import raw_structure
 from nvalchemi_lightning.data.ase_database import DATABASES, database_rows
 from nvalchemi_lightning.data.atomic_data import AtomicData
-from nvalchemi_lightning.data.batch import Batch
 from nvalchemi_lightning.data.dialect import Dialect
 from nvalchemi_lightning.data.extxyz import frame_comments, frame_texts, is_extxyz, parse_frame
 from nvalchemi_lightning.data.findings import Findings
@@ -59,6 +58,8 @@ class FileSource(Source):
         If the format cannot be read.
     """
 
+    translator: Translator
+
     def __init__(self, path: Path, dialect: Dialect, format_name: str | None, dtype: torch.dtype) -> None:
         self.name = str(path)
         self.dialect = dialect
@@ -82,26 +83,19 @@ class FileSource(Source):
         """Return the comment lines of an extended XYZ file, up to what is damaged."""
         return frame_comments(self._path) if self._kind == "extxyz" else None
 
-    def block(self, raws: Sequence[RawStructure]) -> Batch | None:
-        """Return the structures of several frames; None where they have to be translated one by one."""
-        return self._translate.block(raws)
-
-    def structure(self, number: int, raw: RawStructure) -> AtomicData:
-        """Return the structure of a frame."""
-        with naming(self.name, number):
-            return self._translate(raw)
-
     def _begin(self) -> None:
         self.findings = Findings()
         converted_by = None if self._kind in _AS_WRITTEN else self._kind
-        self._translate = Translator(self.dialect, self._dtype, self.findings, converted_by)
+        self.translator = Translator(self.dialect, self._dtype, self.findings, converted_by)
 
     def _load(self, number: int, load: Callable[[], RawStructure]) -> RawStructure:
         with naming(self.name, number), _parsing():
             return load()
 
     def _read(self, number: int, load: Callable[[], RawStructure]) -> AtomicData:
-        return self.structure(number, self._load(number, load))
+        raw = self._load(number, load)
+        with naming(self.name, number):
+            return self.translator(raw)
 
 
 @contextmanager

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
 from nvalchemi_lightning.data.atomic_data import AtomicData
-from nvalchemi_lightning.data.batch import Batch
 from nvalchemi_lightning.data.dialect import Dialect
 from nvalchemi_lightning.data.findings import Findings
 from nvalchemi_lightning.data.raw_structure import RawStructure
+from nvalchemi_lightning.data.translate import Translator
 from nvalchemi_lightning.errors import DataError
 
 __all__ = ["Frame", "Source", "naming"]
@@ -27,7 +27,7 @@ class Frame(NamedTuple):
     read : callable
         Returns the structure, or raises DataError that names source and frame.
     load : callable or None, default None
-        Does the first half of that: returns what the file has, for :meth:`Source.block`; None where there is no half.
+        Does the first half of that: returns what the file has, for ``Source.translator``; None where there is none.
     """
 
     number: int
@@ -46,11 +46,14 @@ class Source(ABC):
         How its labels are read.
     findings : Findings
         What the frames that the last iteration has read so far had.
+    translator : Translator or None
+        Makes structures of what ``Frame.load`` returns; None where frames are structures already.
     """
 
     name: str
     dialect: Dialect
     findings: Findings
+    translator: Translator | None = None
 
     @abstractmethod
     def frames(self, start: int = 0) -> Iterator[Frame]:
@@ -65,20 +68,6 @@ class Source(ABC):
     def comments(self) -> Iterator[str] | None:
         """Return what each frame says about its names, read much faster than the frames; None if that is not so."""
         return None
-
-    def block(self, raws: Sequence[RawStructure]) -> Batch | None:
-        """Return the structures of several frames; None where :meth:`structure` has to be asked for each."""
-        raise NotImplementedError
-
-    def structure(self, number: int, raw: RawStructure) -> AtomicData:
-        """Return the structure of a frame.
-
-        Raises
-        ------
-        DataError
-            If it is invalid; names source and frame.
-        """
-        raise NotImplementedError
 
     def __iter__(self) -> Iterator[tuple[int, AtomicData]]:
         """Yield number and structure of every frame."""

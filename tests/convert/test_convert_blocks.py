@@ -35,9 +35,9 @@ def loaded(source):
 def one_by_one(source, frames):
     """Return the structures that are valid, as a batch, and the refusals."""
     structures, refusals = [], []
-    for number, raw in frames:
+    for _, raw in frames:
         try:
-            structures.append(source.structure(number, raw))
+            structures.append(source.translator(raw))
         except DataError as error:
             refusals.append(str(error))
     return Batch.from_data_list(structures) if structures else None, refusals
@@ -57,7 +57,7 @@ def compare(path, dialect=None, dtype=torch.float32):
     whole, single = (open_source(path, dialect, dtype=dtype) for _ in range(2))
     frames = loaded(whole)
     wanted, refusals = one_by_one(single, loaded(single))
-    batch = whole.block([raw for _, raw in frames]) if frames else None
+    batch = whole.translator.block([raw for _, raw in frames]) if frames else None
     if batch is not None:
         assert not refusals
         same(batch, wanted)
