@@ -12,9 +12,9 @@ from lightning.pytorch import LightningDataModule
 import nvalchemi_lightning.owner  # noqa: F401  registers the strategies under their names
 from nvalchemi_lightning.data.atomic_data import AtomicData
 from nvalchemi_lightning.data.batch import Batch
-from nvalchemi_lightning.data.dataloader import DataLoader
-from nvalchemi_lightning.data.dataset import Dataset, InMemoryDataset
-from nvalchemi_lightning.data.transforms import BatchTransform, SampleTransform, check_transforms
+from nvalchemi_lightning.data.feeding.dataloader import DataLoader
+from nvalchemi_lightning.data.feeding.dataset import Dataset, InMemoryDataset
+from nvalchemi_lightning.data.feeding.transforms import BatchTransform, SampleTransform, check_transforms
 from nvalchemi_lightning.errors import ConfigurationError
 
 __all__ = ["AtomicDataModule", "Source"]
@@ -136,7 +136,7 @@ class AtomicDataModule(LightningDataModule):
         if source is None:
             raise ConfigurationError(f"there is no {name} set; give AtomicDataModule({name}=...)")
         if isinstance(source, (str, os.PathLike)):
-            from nvalchemi_lightning.data.zarr_reader import AtomicDataZarrReader
+            from nvalchemi_lightning.data.store.reader import AtomicDataZarrReader
 
             return Dataset(AtomicDataZarrReader(source, fields=self._fields), transforms)
         if isinstance(source, Dataset):

@@ -11,7 +11,7 @@ import typer
 from nvalchemi_lightning.cli.output import show_json, show_line, show_table, size_text
 
 if TYPE_CHECKING:
-    from nvalchemi_lightning.data.inspection_report import FieldReport, Inspection
+    from nvalchemi_lightning.data.inspection.report import FieldReport, Inspection
 
 __all__ = ["inspect"]
 
@@ -23,7 +23,7 @@ def inspect(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show what a data set is: sizes, elements, which structures have which label, how it is stored."""
-    from nvalchemi_lightning.data.inspection import inspect_data
+    from nvalchemi_lightning.data.inspection.run import inspect_data
 
     found = inspect_data(source)
     if as_json:

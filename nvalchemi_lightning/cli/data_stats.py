@@ -32,7 +32,7 @@ def stats(
     save: Annotated[bool, typer.Option("--save/--no-save", help="Keep the statistics in the store.")] = True,
 ) -> None:
     """Show reference energies, scales of the labels and neighbors, and keep them in the store for models."""
-    from nvalchemi_lightning.data.picture import check_picture
+    from nvalchemi_lightning.data.inspection.picture import check_picture
     from nvalchemi_lightning.models import AtomicStatistics
     from nvalchemi_lightning.neighbors import check_cutoff
 
@@ -62,7 +62,7 @@ def _references(path: Path, cutoff: float) -> dict[int, float]:
 
 
 def _blocks(sources: Sequence[Path], what: str) -> Iterator[Batch]:
-    from nvalchemi_lightning.data.blocks import read_blocks
+    from nvalchemi_lightning.data.inspection.blocks import read_blocks
 
     with progress(what, None) as advance:
         for batch in chain.from_iterable(map(read_blocks, sources)):
@@ -71,8 +71,8 @@ def _blocks(sources: Sequence[Path], what: str) -> Iterator[Batch]:
 
 
 def _draw(found: AtomicStatistics, sources: Sequence[Path], path: Path) -> None:
-    from nvalchemi_lightning.data.distributions import Distributions
-    from nvalchemi_lightning.data.picture import draw_distributions
+    from nvalchemi_lightning.data.inspection.distributions import Distributions
+    from nvalchemi_lightning.data.inspection.picture import draw_distributions
 
     references = dict(zip(found.elements, found.reference_energies, strict=True))
     title = f"{', '.join(source.name for source in sources)}: {found.num_structures} structures"

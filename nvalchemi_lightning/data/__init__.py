@@ -15,78 +15,78 @@ if TYPE_CHECKING:
     from nvalchemi_lightning.data.checkup.report import Place as Place
     from nvalchemi_lightning.data.checkup.run import check as check
     from nvalchemi_lightning.data.compare import differences as differences
-    from nvalchemi_lightning.data.conversion import Conversion as Conversion
-    from nvalchemi_lightning.data.conversion import convert as convert
-    from nvalchemi_lightning.data.dataloader import DataLoader as DataLoader
-    from nvalchemi_lightning.data.dataset import Dataset as Dataset
-    from nvalchemi_lightning.data.dataset import InMemoryDataset as InMemoryDataset
-    from nvalchemi_lightning.data.dialect import Dialect as Dialect
-    from nvalchemi_lightning.data.edge_transform import NeighborListTransform as NeighborListTransform
+    from nvalchemi_lightning.data.conversion.provenance import Provenance as Provenance
+    from nvalchemi_lightning.data.conversion.provenance import origin_of as origin_of
+    from nvalchemi_lightning.data.conversion.provenance import provenance_of as provenance_of
+    from nvalchemi_lightning.data.conversion.run import Conversion as Conversion
+    from nvalchemi_lightning.data.conversion.run import convert as convert
+    from nvalchemi_lightning.data.feeding.dataloader import DataLoader as DataLoader
+    from nvalchemi_lightning.data.feeding.dataset import Dataset as Dataset
+    from nvalchemi_lightning.data.feeding.dataset import InMemoryDataset as InMemoryDataset
+    from nvalchemi_lightning.data.feeding.edge_transform import NeighborListTransform as NeighborListTransform
+    from nvalchemi_lightning.data.feeding.multi_dataset import MultiDataset as MultiDataset
+    from nvalchemi_lightning.data.feeding.multi_sampler import MultiDatasetBatchSampler as MultiDatasetBatchSampler
+    from nvalchemi_lightning.data.feeding.multi_sampler import MultiDatasetSampler as MultiDatasetSampler
+    from nvalchemi_lightning.data.feeding.sampler import EpochSampler as EpochSampler
     from nvalchemi_lightning.data.fields import FIELDS as FIELDS
     from nvalchemi_lightning.data.fields import Field as Field
-    from nvalchemi_lightning.data.inspection import inspect_data as inspect_data
-    from nvalchemi_lightning.data.inspection_report import Inspection as Inspection
-    from nvalchemi_lightning.data.multi_dataset import MultiDataset as MultiDataset
-    from nvalchemi_lightning.data.multi_sampler import MultiDatasetBatchSampler as MultiDatasetBatchSampler
-    from nvalchemi_lightning.data.multi_sampler import MultiDatasetSampler as MultiDatasetSampler
+    from nvalchemi_lightning.data.inspection.report import Inspection as Inspection
+    from nvalchemi_lightning.data.inspection.run import inspect_data as inspect_data
     from nvalchemi_lightning.data.origins import SampleOrigin as SampleOrigin
-    from nvalchemi_lightning.data.provenance import Provenance as Provenance
-    from nvalchemi_lightning.data.provenance import origin_of as origin_of
-    from nvalchemi_lightning.data.provenance import provenance_of as provenance_of
     from nvalchemi_lightning.data.reader import Reader as Reader
-    from nvalchemi_lightning.data.sampler import EpochSampler as EpochSampler
-    from nvalchemi_lightning.data.source import Source as Source
-    from nvalchemi_lightning.data.sources import open_source as open_source
-    from nvalchemi_lightning.data.sources import read_structures as read_structures
-    from nvalchemi_lightning.data.zarr_reader import AtomicDataZarrReader as AtomicDataZarrReader
-    from nvalchemi_lightning.data.zarr_reader import FieldSchema as FieldSchema
-    from nvalchemi_lightning.data.zarr_repair import RepairReport as RepairReport
-    from nvalchemi_lightning.data.zarr_repair import StoreProblem as StoreProblem
-    from nvalchemi_lightning.data.zarr_repair import repair_store as repair_store
-    from nvalchemi_lightning.data.zarr_writer import AtomicDataZarrWriter as AtomicDataZarrWriter
-    from nvalchemi_lightning.data.zarr_writer import ZarrArrayConfig as ZarrArrayConfig
-    from nvalchemi_lightning.data.zarr_writer import ZarrWriteConfig as ZarrWriteConfig
+    from nvalchemi_lightning.data.sources.dialect import Dialect as Dialect
+    from nvalchemi_lightning.data.sources.opening import open_source as open_source
+    from nvalchemi_lightning.data.sources.opening import read_structures as read_structures
+    from nvalchemi_lightning.data.sources.source import Source as Source
+    from nvalchemi_lightning.data.store.reader import AtomicDataZarrReader as AtomicDataZarrReader
+    from nvalchemi_lightning.data.store.reader import FieldSchema as FieldSchema
+    from nvalchemi_lightning.data.store.repair import RepairReport as RepairReport
+    from nvalchemi_lightning.data.store.repair import StoreProblem as StoreProblem
+    from nvalchemi_lightning.data.store.repair import repair_store as repair_store
+    from nvalchemi_lightning.data.store.writer import AtomicDataZarrWriter as AtomicDataZarrWriter
+    from nvalchemi_lightning.data.store.writer import ZarrArrayConfig as ZarrArrayConfig
+    from nvalchemi_lightning.data.store.writer import ZarrWriteConfig as ZarrWriteConfig
 
 _HOMES = {
     "AtomicData": "data.atomic_data",
-    "AtomicDataZarrReader": "data.zarr_reader",
-    "AtomicDataZarrWriter": "data.zarr_writer",
+    "AtomicDataZarrReader": "data.store.reader",
+    "AtomicDataZarrWriter": "data.store.writer",
     "Batch": "data.batch",
     "CheckReport": "data.checkup.report",
     "CheckedSet": "data.checkup.report",
-    "Conversion": "data.conversion",
-    "DataLoader": "data.dataloader",
-    "Dataset": "data.dataset",
-    "Dialect": "data.dialect",
-    "EpochSampler": "data.sampler",
+    "Conversion": "data.conversion.run",
+    "DataLoader": "data.feeding.dataloader",
+    "Dataset": "data.feeding.dataset",
+    "Dialect": "data.sources.dialect",
+    "EpochSampler": "data.feeding.sampler",
     "FIELDS": "data.fields",
     "Field": "data.fields",
-    "FieldSchema": "data.zarr_reader",
+    "FieldSchema": "data.store.reader",
     "Finding": "data.checkup.report",
-    "InMemoryDataset": "data.dataset",
-    "Inspection": "data.inspection_report",
-    "MultiDataset": "data.multi_dataset",
-    "MultiDatasetBatchSampler": "data.multi_sampler",
-    "MultiDatasetSampler": "data.multi_sampler",
-    "NeighborListTransform": "data.edge_transform",
+    "InMemoryDataset": "data.feeding.dataset",
+    "Inspection": "data.inspection.report",
+    "MultiDataset": "data.feeding.multi_dataset",
+    "MultiDatasetBatchSampler": "data.feeding.multi_sampler",
+    "MultiDatasetSampler": "data.feeding.multi_sampler",
+    "NeighborListTransform": "data.feeding.edge_transform",
     "Place": "data.checkup.report",
-    "Provenance": "data.provenance",
+    "Provenance": "data.conversion.provenance",
     "Reader": "data.reader",
-    "RepairReport": "data.zarr_repair",
+    "RepairReport": "data.store.repair",
     "SampleOrigin": "data.origins",
-    "Source": "data.source",
-    "StoreProblem": "data.zarr_repair",
-    "ZarrArrayConfig": "data.zarr_writer",
-    "ZarrWriteConfig": "data.zarr_writer",
+    "Source": "data.sources.source",
+    "StoreProblem": "data.store.repair",
+    "ZarrArrayConfig": "data.store.writer",
+    "ZarrWriteConfig": "data.store.writer",
     "check": "data.checkup.run",
-    "convert": "data.conversion",
+    "convert": "data.conversion.run",
     "differences": "data.compare",
-    "inspect_data": "data.inspection",
-    "open_source": "data.sources",
-    "origin_of": "data.provenance",
-    "provenance_of": "data.provenance",
-    "read_structures": "data.sources",
-    "repair_store": "data.zarr_repair",
+    "inspect_data": "data.inspection.run",
+    "open_source": "data.sources.opening",
+    "origin_of": "data.conversion.provenance",
+    "provenance_of": "data.conversion.provenance",
+    "read_structures": "data.sources.opening",
+    "repair_store": "data.store.repair",
 }
 """Public name to module; a module is imported when a name of it is first used."""
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from nvalchemi_lightning.data.atomic_data import AtomicData
 from nvalchemi_lightning.data.fields import FIELDS
-from nvalchemi_lightning.data.raw_structure import (
+from nvalchemi_lightning.data.sources.raw_structure import (
     DEFAULT_KEYS,
     RawStructure,
     info_numbers,

@@ -12,7 +12,7 @@ from pydantic import Field, PrivateAttr
 from torch import Tensor
 
 from nvalchemi_lightning.context import TrainContext
-from nvalchemi_lightning.data.sampler import rank_and_world
+from nvalchemi_lightning.data.feeding.sampler import rank_and_world
 from nvalchemi_lightning.errors import ConfigurationError, TrainingStateError
 from nvalchemi_lightning.hooks.update import TrainingUpdateHook
 from nvalchemi_lightning.losses.targets import count_labels

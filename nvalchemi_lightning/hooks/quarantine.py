@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nvalchemi_lightning.data.sampler import rank_and_world
+from nvalchemi_lightning.data.feeding.sampler import rank_and_world
 
 __all__ = ["BatchNote", "Suspect", "append_record", "listed", "suspects"]
 

@@ -12,7 +12,7 @@ import torch
 from pydantic import Field, PrivateAttr, model_validator
 from torch import Tensor
 
-from nvalchemi_lightning.data.sampler import rank_and_world
+from nvalchemi_lightning.data.feeding.sampler import rank_and_world
 from nvalchemi_lightning.errors import ConfigurationError, TrainingStateError
 from nvalchemi_lightning.hooks.gradients import optimized_parameters, total_norm
 from nvalchemi_lightning.hooks.quarantine import BatchNote, append_record, listed, suspects

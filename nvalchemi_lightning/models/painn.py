@@ -23,7 +23,7 @@ from nvalchemi_lightning.models.statistics import AtomicStatistics
 from nvalchemi_lightning.neighbors import check_cutoff
 
 if TYPE_CHECKING:
-    from nvalchemi_lightning.data.zarr_layout import ZarrStoreLike
+    from nvalchemi_lightning.data.store.layout import ZarrStoreLike
 
 __all__ = ["PaiNN"]
 

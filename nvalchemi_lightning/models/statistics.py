@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BeforeValidator, ConfigDict, PlainSerializer, ValidationError
 
-from nvalchemi_lightning.data.compositions import TABLE
 from nvalchemi_lightning.data.elements import SYMBOLS
-from nvalchemi_lightning.data.size_range import SizeRange
+from nvalchemi_lightning.data.inspection.compositions import TABLE
+from nvalchemi_lightning.data.inspection.size_range import SizeRange
 from nvalchemi_lightning.errors import DataError
 from nvalchemi_lightning.models.statistics_remarks import remarks
 from nvalchemi_lightning.models.statistics_store import keep, kept
@@ -22,7 +22,7 @@ from nvalchemi_lightning.models.statistics_sums import StatisticsSums, blocks_of
 from nvalchemi_lightning.strict_model import StrictModel
 
 if TYPE_CHECKING:
-    from nvalchemi_lightning.data.zarr_layout import ZarrStoreLike
+    from nvalchemi_lightning.data.store.layout import ZarrStoreLike
 
 __all__ = ["AtomicStatistics", "ElementStatistics"]
 

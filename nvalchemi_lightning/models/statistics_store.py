@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from nvalchemi_lightning.errors import DataError
 
 if TYPE_CHECKING:
-    from nvalchemi_lightning.data.zarr_layout import ZarrStoreLike
+    from nvalchemi_lightning.data.store.layout import ZarrStoreLike
 
 __all__ = ["keep", "kept"]
 
@@ -20,8 +20,8 @@ NOTE = "nvalchemi_lightning_statistics"
 
 def keep(store: ZarrStoreLike, statistics: dict[str, Any]) -> None:
     """Write statistics to a store; see :meth:`AtomicStatistics.save`."""
-    from nvalchemi_lightning.data.store_notes import write_note
-    from nvalchemi_lightning.data.zarr_reader import AtomicDataZarrReader
+    from nvalchemi_lightning.data.store.notes import write_note
+    from nvalchemi_lightning.data.store.reader import AtomicDataZarrReader
 
     reader, count = AtomicDataZarrReader(store), statistics["num_structures"]
     if len(reader) != count:
@@ -34,7 +34,7 @@ def keep(store: ZarrStoreLike, statistics: dict[str, Any]) -> None:
 
 def kept(place: ZarrStoreLike) -> dict[str, Any]:
     """Return what a store or file holds; see :meth:`AtomicStatistics.load`."""
-    from nvalchemi_lightning.data.store_notes import read_note
+    from nvalchemi_lightning.data.store.notes import read_note
 
     if isinstance(place, (str, os.PathLike)) and Path(place).is_file():
         return _in_file(Path(place))

@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nvalchemi_lightning.data.compositions import TABLE, compositions
-from nvalchemi_lightning.data.least_squares import LeastSquares
+from nvalchemi_lightning.data.inspection.compositions import TABLE, compositions
+from nvalchemi_lightning.data.inspection.least_squares import LeastSquares
 from nvalchemi_lightning.errors import DataError
 from nvalchemi_lightning.neighbors import neighbor_list
 
@@ -181,7 +181,7 @@ def blocks_of(structures: Iterable[Any] | str | os.PathLike[str]) -> Iterable[An
     """Return the structures themselves, or those of a store or file."""
     if not isinstance(structures, (str, os.PathLike)):
         return structures
-    from nvalchemi_lightning.data.blocks import read_blocks
+    from nvalchemi_lightning.data.inspection.blocks import read_blocks
 
     return read_blocks(structures)
 

@@ -171,7 +171,7 @@ def test_interrupted_from_the_keyboard(capsys, plain, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("nvalchemi_lightning.data.conversion.finish", stop)
+        patch.setattr("nvalchemi_lightning.data.conversion.run.finish", stop)
         done = run_here(capsys, "data", "convert", plain, "p.zarr")
     assert done == (1, "", "interrupted; the same command with --resume goes on where it stopped\n")
     assert run_here(capsys, "data", "convert", plain, "p.zarr", "--resume").code == 0

@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nvalchemi_lightning.data import Batch, Dialect, convert, open_source, provenance_of
-from nvalchemi_lightning.data.extxyz import _parsed_by_ase, frame_texts, parse_frame
-from nvalchemi_lightning.data.extxyz_comment import parse_comment
-from nvalchemi_lightning.data.raw_structure import RawStructure, symmetric_matrix
+from nvalchemi_lightning.data.sources.extxyz import _parsed_by_ase, frame_texts, parse_frame
+from nvalchemi_lightning.data.sources.extxyz_comment import parse_comment
+from nvalchemi_lightning.data.sources.raw_structure import RawStructure, symmetric_matrix
 from nvalchemi_lightning.errors import DataError
 
 pytest.importorskip("ase")

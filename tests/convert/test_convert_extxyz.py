@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nvalchemi_lightning.data import AtomicData, read_structures
-from nvalchemi_lightning.data.extxyz import frame_texts
-from nvalchemi_lightning.data.extxyz_comment import parse_comment
+from nvalchemi_lightning.data.sources.extxyz import frame_texts
+from nvalchemi_lightning.data.sources.extxyz_comment import parse_comment
 from nvalchemi_lightning.errors import DataError
 
 pytest.importorskip("ase")

@@ -17,11 +17,11 @@ from nvalchemi_lightning.data import (
     AtomicDataZarrWriter,
     Dialect,
     ZarrWriteConfig,
-    conversion_targets,
     convert,
     origin_of,
     provenance_of,
 )
+from nvalchemi_lightning.data.conversion import targets as conversion_targets
 from nvalchemi_lightning.errors import ConfigurationError, DataError
 
 pytest.importorskip("ase")
@@ -156,7 +156,7 @@ def test_a_full_disk_leaves_what_was_there(files, tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("nvalchemi_lightning.data.zarr_append.Appender.commit", full)
+    monkeypatch.setattr("nvalchemi_lightning.data.store.append.Appender.commit", full)
     with pytest.raises(OSError, match="No space left"):
         convert(files, tmp_path / "w.zarr", existing="overwrite", config=SMALL)
     monkeypatch.undo()
@@ -193,7 +193,7 @@ def test_interrupted_while_appending_adds_once(files, tmp_path, monkeypatch, pla
     def stopping(*_):
         raise StopError
 
-    home = "conversion" if place == "publish" else "conversion_targets"
+    home = "conversion.run" if place == "publish" else "conversion.targets"
     with monkeypatch.context() as patch:
         patch.setattr(f"nvalchemi_lightning.data.{home}.{place}", stopping)
         with pytest.raises(StopError):
@@ -211,7 +211,7 @@ def test_what_somebody_else_appended_in_the_meantime(files, tmp_path, monkeypatc
         raise StopError
 
     with monkeypatch.context() as patch:
-        patch.setattr("nvalchemi_lightning.data.conversion_targets.write_provenance", stopping)
+        patch.setattr("nvalchemi_lightning.data.conversion.targets.write_provenance", stopping)
         with pytest.raises(StopError):
             convert(files[1:], tmp_path / "w.zarr", existing="append", config=SMALL)
     AtomicDataZarrWriter(tmp_path / "w.zarr").append(stored(tmp_path / "w.zarr")[[0]])

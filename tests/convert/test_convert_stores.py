@@ -25,7 +25,7 @@ from nvalchemi_lightning.data import (
     provenance_of,
     read_structures,
 )
-from nvalchemi_lightning.data.conversion_parts import checked_fractions, part_path, random_parts
+from nvalchemi_lightning.data.conversion.parts import checked_fractions, part_path, random_parts
 from nvalchemi_lightning.data.edge_cutoff import reach_of
 from nvalchemi_lightning.errors import ConfigurationError, DataError, LabelNotFoundError, StoreError, UnknownNameError
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from nvalchemi_lightning.data import Dialect
-from nvalchemi_lightning.data.translate import six_to_matrix
-from nvalchemi_lightning.data.units import UNITS, unit_factor
+from nvalchemi_lightning.data.sources.translate import six_to_matrix
+from nvalchemi_lightning.data.sources.units import UNITS, unit_factor
 from nvalchemi_lightning.errors import UnknownNameError
 
 KNOWN = [

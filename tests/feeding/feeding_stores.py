@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nvalchemi_lightning.data import AtomicDataZarrReader
-from nvalchemi_lightning.data.zarr_layout import ZarrWriteConfig
+from nvalchemi_lightning.data.store.layout import ZarrWriteConfig
 
 SMALL_CHUNKS = ZarrWriteConfig(chunk_bytes=64, block_size=3)
 

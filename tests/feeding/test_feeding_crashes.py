@@ -22,7 +22,7 @@ from feeding_stores import SMALL_CHUNKS, contents
 from feeding_structures import make_structures
 
 from nvalchemi_lightning.data import AtomicDataZarrReader, AtomicDataZarrWriter, repair_store
-from nvalchemi_lightning.data.zarr_layout import ZarrWriteConfig
+from nvalchemi_lightning.data.store.layout import ZarrWriteConfig
 from nvalchemi_lightning.errors import StoreWriteError
 
 CONFIG = ZarrWriteConfig(chunk_bytes=256, block_size=3)

@@ -13,9 +13,8 @@ from feeding_stores import SMALL_CHUNKS, contents, fields_of
 from feeding_structures import make_structures
 from zarr.codecs import GzipCodec
 
-from nvalchemi_lightning.data import AtomicDataZarrReader, AtomicDataZarrWriter, zarr_writer
-from nvalchemi_lightning.data.origins import SampleOrigin
-from nvalchemi_lightning.data.provenance import (
+from nvalchemi_lightning.data import AtomicDataZarrReader, AtomicDataZarrWriter
+from nvalchemi_lightning.data.conversion.provenance import (
     Provenance,
     SourceRecord,
     origin_of,
@@ -23,7 +22,9 @@ from nvalchemi_lightning.data.provenance import (
     write_origins,
     write_provenance,
 )
-from nvalchemi_lightning.data.zarr_layout import ZarrArrayConfig, ZarrWriteConfig
+from nvalchemi_lightning.data.origins import SampleOrigin
+from nvalchemi_lightning.data.store import writer as zarr_writer
+from nvalchemi_lightning.data.store.layout import ZarrArrayConfig, ZarrWriteConfig
 from nvalchemi_lightning.errors import ConfigurationError, StoreError, StoreWriteError
 
 

@@ -356,7 +356,7 @@ def test_feeding_workers_finish_after_the_parent_has_read(store, method):
 
 def test_feeding_workers_read_through_zarr_after_a_fork(tmp_path):
     """B21: the same where chunks are decoded by Zarr, whose threads do not survive a fork."""
-    from nvalchemi_lightning.data.zarr_layout import ZarrArrayConfig, ZarrWriteConfig
+    from nvalchemi_lightning.data.store.layout import ZarrArrayConfig, ZarrWriteConfig
 
     config = ZarrWriteConfig(core=ZarrArrayConfig(chunk_size=4, shard_size=8))
     AtomicDataZarrWriter(tmp_path / "s", config).write(make_structures(20))

@@ -24,7 +24,7 @@ from nvalchemi_lightning.data import (
     MultiDatasetSampler,
     differences,
 )
-from nvalchemi_lightning.data.shares import shares
+from nvalchemi_lightning.data.feeding.shares import shares
 from nvalchemi_lightning.errors import ConfigurationError, ConfigurationTypeError, DataError, UnknownNameError
 
 

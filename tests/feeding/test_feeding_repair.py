@@ -13,8 +13,10 @@ from feeding_structures import make_structures
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nvalchemi_lightning.data import AtomicDataZarrReader, AtomicDataZarrWriter, repair_store, zarr_check, zarr_swap
-from nvalchemi_lightning.data.zarr_neighbors import Extent, find_shifts
+from nvalchemi_lightning.data import AtomicDataZarrReader, AtomicDataZarrWriter, repair_store
+from nvalchemi_lightning.data.store import check as zarr_check
+from nvalchemi_lightning.data.store import swap as zarr_swap
+from nvalchemi_lightning.data.store.neighbors import Extent, find_shifts
 from nvalchemi_lightning.errors import ConfigurationError, StoreError
 
 HALVES = (4, 5, 3)

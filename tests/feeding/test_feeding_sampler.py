@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DistributedSampler
 
-from nvalchemi_lightning.data.sampler import EpochSampler
+from nvalchemi_lightning.data.feeding.sampler import EpochSampler
 from nvalchemi_lightning.errors import ConfigurationError
 
 

@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from zarr.codecs import ZstdCodec
 
 from nvalchemi_lightning.data import AtomicData, AtomicDataZarrReader, AtomicDataZarrWriter, repair_store
-from nvalchemi_lightning.data.zarr_layout import ZarrArrayConfig, ZarrWriteConfig
+from nvalchemi_lightning.data.store.layout import ZarrArrayConfig, ZarrWriteConfig
 
 CONFIGS = (
     ZarrWriteConfig(chunk_bytes=64, block_size=3),

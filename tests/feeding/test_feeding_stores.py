@@ -30,7 +30,7 @@ from nvalchemi_lightning.data import (
     Dataset,
     Reader,
 )
-from nvalchemi_lightning.data.zarr_layout import ZarrArrayConfig, ZarrWriteConfig
+from nvalchemi_lightning.data.store.layout import ZarrArrayConfig, ZarrWriteConfig
 from nvalchemi_lightning.errors import (
     ConfigurationError,
     ConfigurationTypeError,
@@ -525,7 +525,7 @@ import os, sys
 from feeding_stores import SMALL_CHUNKS, fields_of
 from feeding_structures import make_structures
 from nvalchemi_lightning.data import AtomicDataZarrWriter
-from nvalchemi_lightning.data.zarr_layout import ZarrWriteConfig
+from nvalchemi_lightning.data.store.layout import ZarrWriteConfig
 def fatal():
     yield from make_structures(7)
     os._exit(9)

@@ -10,7 +10,7 @@ from ase.build import molecule
 from feeding_structures import make_structures
 
 from nvalchemi_lightning.data import AtomicData, DataLoader
-from nvalchemi_lightning.data.structure_weights import _tell
+from nvalchemi_lightning.data.feeding.structure_weights import _tell
 
 
 @pytest.fixture(autouse=True)

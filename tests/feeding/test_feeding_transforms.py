@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from nvalchemi_lightning.data import InMemoryDataset
-from nvalchemi_lightning.data.transforms import apply_transforms, check_transforms, mixed_seed, random_state_of
+from nvalchemi_lightning.data.feeding.transforms import apply_transforms, check_transforms, mixed_seed, random_state_of
 from nvalchemi_lightning.errors import ConfigurationTypeError, DataError
 
 

@@ -21,8 +21,8 @@ from nvalchemi_lightning.data import (
     NeighborListTransform,
     differences,
 )
-from nvalchemi_lightning.data import parcel as parcel_module
-from nvalchemi_lightning.data.parcel import Parcel, opened, packed
+from nvalchemi_lightning.data.feeding import parcel as parcel_module
+from nvalchemi_lightning.data.feeding.parcel import Parcel, opened, packed
 from nvalchemi_lightning.errors import ConfigurationError
 
 

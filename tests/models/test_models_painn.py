@@ -16,7 +16,7 @@ from models_rigs import Join
 from torch import Tensor
 
 from nvalchemi_lightning.data import AtomicData, Batch
-from nvalchemi_lightning.data.edge_transform import NeighborListTransform
+from nvalchemi_lightning.data.feeding.edge_transform import NeighborListTransform
 from nvalchemi_lightning.errors import ConfigurationError, DataError, UnknownNameError
 from nvalchemi_lightning.models import AtomicStatistics, PaiNN
 from nvalchemi_lightning.specs import create_model_spec_from_json

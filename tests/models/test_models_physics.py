@@ -139,7 +139,7 @@ def test_energy_and_forces_vanish_smoothly_at_the_cutoff(small: Make, join: Join
 
 
 def test_edges_beyond_the_cutoff_have_no_effect(small: Make, join: Join, structures: list[Atoms]) -> None:
-    from nvalchemi_lightning.data.edge_transform import NeighborListTransform
+    from nvalchemi_lightning.data.feeding.edge_transform import NeighborListTransform
 
     model, batch = small(), join(*structures)
     short, long = (evaluate(model, NeighborListTransform(cutoff)(batch)) for cutoff in (4.0, 6.5))

@@ -12,7 +12,7 @@ import torch
 from pydantic import ValidationError
 
 from nvalchemi_lightning.data import AtomicData, Batch, InMemoryDataset
-from nvalchemi_lightning.data.edge_transform import NeighborListTransform
+from nvalchemi_lightning.data.feeding.edge_transform import NeighborListTransform
 from nvalchemi_lightning.errors import ConfigurationError
 from nvalchemi_lightning.hooks import Hook
 from nvalchemi_lightning.hooks.neighbor_list import NeighborListHook

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from nvalchemi_lightning.data.histogram import Histogram
+from nvalchemi_lightning.data.inspection.histogram import Histogram
 
 # Beyond, the arithmetic that tells the bins apart overflows or vanishes; no label is there.
 NUMBERS = (st.floats(-1e150, 1e150) | st.floats(-10, 10)).map(lambda number: number if abs(number) > 1e-100 else 0.0)

@@ -11,9 +11,10 @@ import torch
 import zarr
 from stats_rigs import cut, random_structures, structure
 
-from nvalchemi_lightning.data import AtomicDataZarrWriter, Batch, NeighborListTransform, inspect_data, store_inspection
-from nvalchemi_lightning.data.inspection_report import ElementReport
-from nvalchemi_lightning.data.size_range import SizeRange
+from nvalchemi_lightning.data import AtomicDataZarrWriter, Batch, NeighborListTransform, inspect_data
+from nvalchemi_lightning.data.inspection import stores as store_inspection
+from nvalchemi_lightning.data.inspection.report import ElementReport
+from nvalchemi_lightning.data.inspection.size_range import SizeRange
 from nvalchemi_lightning.errors import DataError, StoreError
 
 

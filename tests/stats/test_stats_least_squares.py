@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nvalchemi_lightning.data import least_squares
-from nvalchemi_lightning.data.least_squares import LeastSquares
+from nvalchemi_lightning.data.inspection import least_squares
+from nvalchemi_lightning.data.inspection.least_squares import LeastSquares
 
 SIZES = st.lists(st.integers(1, 7), min_size=1, max_size=5)
 

@@ -11,8 +11,8 @@ import pytest
 from stats_rigs import cut, random_structures, structure
 
 from nvalchemi_lightning.data import Batch
-from nvalchemi_lightning.data.distributions import Distributions
-from nvalchemi_lightning.data.picture import check_picture, draw_distributions
+from nvalchemi_lightning.data.inspection.distributions import Distributions
+from nvalchemi_lightning.data.inspection.picture import check_picture, draw_distributions
 from nvalchemi_lightning.errors import ConfigurationError
 
 REFERENCES = {1: -1.0, 6: -2.0, 8: 3.0, 79: 0.0}

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from stats_rigs import cut, random_structures, rms, structure
 
 from nvalchemi_lightning.data import AtomicData, Batch
-from nvalchemi_lightning.data.size_range import SizeRange
+from nvalchemi_lightning.data.inspection.size_range import SizeRange
 from nvalchemi_lightning.errors import DataError
 from nvalchemi_lightning.models import AtomicStatistics, isolated_atom_energies
 from nvalchemi_lightning.models.statistics_sums import StatisticsSums

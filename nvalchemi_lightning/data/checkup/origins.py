@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from nvalchemi_lightning.data.checkup.report import Finding, Place
-from nvalchemi_lightning.data.provenance import origins_in
+from nvalchemi_lightning.data.conversion.provenance import origins_in
 
 __all__ = ["with_origins"]
 

@@ -14,10 +14,10 @@ from nvalchemi_lightning.data.atomic_data import AtomicData
 from nvalchemi_lightning.data.checkup.report import CheckedSet, Finding
 from nvalchemi_lightning.data.checkup.subject import LABELS, Subject
 from nvalchemi_lightning.data.checkup.watchers import Examples
-from nvalchemi_lightning.data.dialect import Dialect
 from nvalchemi_lightning.data.elements import SYMBOLS
-from nvalchemi_lightning.data.source import Frame, Source
-from nvalchemi_lightning.data.sources import open_source
+from nvalchemi_lightning.data.sources.dialect import Dialect
+from nvalchemi_lightning.data.sources.opening import open_source
+from nvalchemi_lightning.data.sources.source import Frame, Source
 from nvalchemi_lightning.errors import ConfigurationError, DataError
 
 __all__ = ["CheckSource", "Reading", "open_sets"]

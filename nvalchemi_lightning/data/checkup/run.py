@@ -10,8 +10,8 @@ from nvalchemi_lightning.data.checkup.report import SEVERITIES, CheckReport, Fin
 from nvalchemi_lightning.data.checkup.subject import Subject
 from nvalchemi_lightning.data.checkup.table import CHECKS, Check
 from nvalchemi_lightning.data.checkup.watchers import Conclusion, Examples, Watcher
-from nvalchemi_lightning.data.dialect import Dialect
-from nvalchemi_lightning.data.store_source import StoreSource
+from nvalchemi_lightning.data.sources.dialect import Dialect
+from nvalchemi_lightning.data.sources.stores import StoreSource
 
 __all__ = ["check"]
 

@@ -21,7 +21,7 @@ import numpy as np
 from nvalchemi_lightning.data.checkup.subject import Floats, Subject
 from nvalchemi_lightning.data.checkup.units import unit_hint
 from nvalchemi_lightning.data.checkup.watchers import Conclusion
-from nvalchemi_lightning.data.units import unit_factor
+from nvalchemi_lightning.data.sources.units import unit_factor
 
 __all__ = ["StressConvention"]
 

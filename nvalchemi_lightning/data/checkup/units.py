@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from math import log
 from types import MappingProxyType
 
-from nvalchemi_lightning.data.units import Quantity, unit_factor
+from nvalchemi_lightning.data.sources.units import Quantity, unit_factor
 
 __all__ = ["unit_hint"]
 

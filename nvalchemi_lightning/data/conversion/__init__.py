@@ -1,0 +1,1 @@
+"""Converting sources to stores."""

@@ -1,0 +1,1 @@
+"""Data sets, orders and loaders."""

@@ -1,0 +1,1 @@
+"""Looking at data: counts, distributions, reference energies, pictures."""

@@ -1,0 +1,1 @@
+"""Files and stores as sources of structures, in eV and A whatever their dialect."""

@@ -1,0 +1,1 @@
+"""Zarr stores: reading, writing, checking and mending them."""
