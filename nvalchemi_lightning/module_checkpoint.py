@@ -9,7 +9,7 @@ from typing import Any
 from nvalchemi_lightning.checkpoint.migrations import upgraded, versioned
 from nvalchemi_lightning.checkpoint.moments import require_same_optimizers
 from nvalchemi_lightning.checkpoint.restoring import adopt_dtypes
-from nvalchemi_lightning.checkpoint.states import hook_states, load_hook_states, optimized_names
+from nvalchemi_lightning.checkpoint.states import hook_states, load_hook_states, optimized_names, to_plain_names
 from nvalchemi_lightning.errors import ConfigurationError, ConfigurationTypeError, StoreError
 from nvalchemi_lightning.recipe import TrainingRecipe
 from nvalchemi_lightning.resume import check_resume_states, gather_from_ranks
@@ -29,8 +29,9 @@ def add_to_checkpoint(recipe: TrainingRecipe, checkpoint: dict[str, Any]) -> Non
     recipe : TrainingRecipe
         What is trained. Every rank must call this.
     checkpoint : dict
-        Changed in place; to one of weights alone the recipe alone is added.
+        Changed in place; to one of weights alone the recipe alone is added. Its weights get names free of wrappers.
     """
+    to_plain_names(checkpoint["state_dict"])
     checkpoint[_KEY] = versioned("lightning", {"recipe": _form(recipe)})
     if "optimizer_states" not in checkpoint:
         return

@@ -13,6 +13,7 @@ from nvalchemi_lightning import _lightning
 from nvalchemi_lightning.batch_step import BatchStep
 from nvalchemi_lightning.callbacks.metric_schedulers import MetricSchedulers
 from nvalchemi_lightning.callbacks.stage import stage_callbacks
+from nvalchemi_lightning.checkpoint.states import to_live_names
 from nvalchemi_lightning.context import TrainContext
 from nvalchemi_lightning.counters import Counters
 from nvalchemi_lightning.errors import ConfigurationError
@@ -188,8 +189,9 @@ class ConnectedModule(EvaluatingModule):
         add_to_checkpoint(self.recipe, checkpoint)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Take over what was added; hooks are built already."""
+        """Take over what was added, and name the weights as this module does; hooks are built already."""
         take_from_checkpoint(self.recipe, checkpoint)
+        to_live_names(checkpoint["state_dict"], self)
 
     def check_moments(self, checkpoint: Mapping[str, Any]) -> None:
         """Refuse the optimizers of a checkpoint whose moments would land on other parameters."""

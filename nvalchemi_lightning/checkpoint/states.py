@@ -23,6 +23,8 @@ __all__ = [
     "model_state",
     "optimized_names",
     "plain_name",
+    "to_live_names",
+    "to_plain_names",
 ]
 
 _PLAIN = (bool, int, float, str, bytes, complex, torch.Size, torch.dtype, torch.device, type(None))
@@ -54,6 +56,19 @@ def _is_sharded(module: nn.Module) -> bool:
 def plain_name(name: str) -> str:
     """Return the name of a tensor without the marks that ``torch.compile`` leaves on compiled submodules."""
     return name.replace(_COMPILED, "")
+
+
+def to_plain_names(state: dict[str, Any]) -> None:
+    """Free the names of a module's state from the marks of ``torch.compile``, in place."""
+    for name in [*state]:
+        state[plain_name(name)] = state.pop(name)
+
+
+def to_live_names(state: dict[str, Any], module: nn.Module) -> None:
+    """Undo `to_plain_names` for a module that may be compiled in other places than the one that was saved."""
+    live = {plain_name(name): name for name in module.state_dict()}
+    for name in [*state]:
+        state[live.get(name, name)] = state.pop(name)
 
 
 def optimized_names(models: Mapping[str, nn.Module]) -> Callable[[Optimizer], list[str]]:
