@@ -125,6 +125,7 @@ class BatchReader:
             yield from map(opened, self._loader)
         finally:
             self.busy = False
+            self._requests.requests = ()
 
 
 def _unchanged(batch: Batch) -> Batch:
