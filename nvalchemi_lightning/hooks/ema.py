@@ -10,6 +10,7 @@ import torch
 from pydantic import Field, PrivateAttr, StringConstraints
 from torch import Tensor, nn
 
+from nvalchemi_lightning.checkpoint.states import plain_name, to_live_names
 from nvalchemi_lightning.errors import ConfigurationError, LabelNotFoundError, TrainingStateError, nearest
 from nvalchemi_lightning.hooks.update import TrainingUpdateHook
 from nvalchemi_lightning.hooks.weight_average import WeightAverage
@@ -143,7 +144,8 @@ class EMAHook(StrictModel, TrainingUpdateHook):
         """Return the configuration, the number of updates and, if there is one, the average."""
         state = self.model_dump(exclude=_NEW if not self.warmup else None)
         if self._average is not None:
-            tensors = {f"{_PREFIX}{name}": value for name, value in self._average.module.state_dict().items()}
+            live = self._average.module.state_dict()
+            tensors = {f"{_PREFIX}{plain_name(name)}": value for name, value in live.items()}
             state[_STATE] = {_COUNT: torch.tensor(self._average.count), **tensors}
         else:
             state.update(self._pending)
@@ -177,6 +179,7 @@ class EMAHook(StrictModel, TrainingUpdateHook):
             return
         tensors = {name.removeprefix(_PREFIX): value for name, value in self._pending[_STATE].items()}
         count = int(tensors.pop(_COUNT, self.num_updates))
+        to_live_names(tensors, average.module)
         if self._pending.get(_PARTIAL) == "partial":
             tensors = {**average.module.state_dict(), **tensors}
         average.module.load_state_dict(tensors)

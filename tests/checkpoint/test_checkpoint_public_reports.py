@@ -19,12 +19,12 @@ from torch.optim import SGD, Adam
 from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
 
 from nvalchemi_lightning.checkpoint import export_weights
+from nvalchemi_lightning.checkpoint.states import model_state
 from nvalchemi_lightning.data import AtomicData, DataLoader
 from nvalchemi_lightning.errors import ConfigurationError
 from nvalchemi_lightning.hooks import CheckpointHook, EMAHook
 from nvalchemi_lightning.module import AlchemiModule
 from nvalchemi_lightning.optim import OptimizerConfig
-from nvalchemi_lightning.runtime import unwrap_model
 from nvalchemi_lightning.stages import TrainingStage
 from nvalchemi_lightning.validation import ValidationConfig
 
@@ -127,20 +127,24 @@ def one_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     distributed.destroy_process_group()
 
 
-KINDS = ["plain", "ddp", "compiled", "ddp, compiled", "averaged", "averaged, ddp, compiled"]
+KINDS = ["plain", "ddp", "compiled", "ddp, compiled", "averaged", "averaged, ddp, compiled", "averaged, parts compiled"]
 
 
 def kind_of_run(kind: str, seed: int, num_steps: int, *hooks: Any) -> tuple[AlchemiModule, Trainer]:
     """Return a module whose model may be compiled, and a Trainer that may wrap it."""
     torch.manual_seed(seed)
-    model: Any = torch.compile(Net(), backend="eager") if "compiled" in kind else Net()
+    model: Any = Net()
+    if "parts compiled" in kind:
+        model.layers[0] = torch.compile(model.layers[0], backend="eager")
+    elif "compiled" in kind:
+        model = torch.compile(model, backend="eager")
     averages = [EMAHook(decay=0.5)] if "averaged" in kind else []
     module = AlchemiModule(strategy(models=model, num_steps=num_steps, hooks=[*averages, *hooks]))
     return module, Trainer(**{**QUIET, "strategy": "nvalchemi_ddp" if "ddp" in kind else "nvalchemi", "devices": 1})
 
 
 def weights_of(module: AlchemiModule) -> dict[str, Any]:
-    return dict(unwrap_model(module.recipe.models["main"]).state_dict())
+    return model_state(module.recipe.models["main"])
 
 
 def averages_in(root: Path) -> dict[str, Any]:
