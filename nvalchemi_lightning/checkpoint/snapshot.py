@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
@@ -18,7 +18,7 @@ from nvalchemi_lightning.specs import BaseSpec, create_model_spec
 from nvalchemi_lightning.specs.model_spec import model_spec
 from nvalchemi_lightning.strategy_spec import checkpoint_dict, require_json
 
-__all__ = ["Snapshot", "named_optimizers", "require_savable", "take_snapshot"]
+__all__ = ["Description", "Snapshot", "named_optimizers", "require_savable", "take_snapshot"]
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,62 @@ class Snapshot:
     provenance: dict[str, Any]
 
 
-def take_snapshot(strategy: Any, ranks: Mapping[int, Any] | None = None, hold: Hold | None = None) -> Snapshot:
+@dataclass
+class Description:
+    """A recipe as data, made anew only when the recipe has other parts: it takes as long as copying some megabytes."""
+
+    # Not compared: two hooks of the same options are equal whatever they describe.
+    _numbers: list[Any] = field(default_factory=list, compare=False, repr=False)
+    _objects: list[Any] = field(default_factory=list, compare=False, repr=False)
+    _strategy: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    _specs: dict[str, dict[str, Any]] = field(default_factory=dict, compare=False, repr=False)
+
+    def of(self, strategy: Any) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+        """Return `checkpoint_dict` and the recipe of each component, in the names that files use.
+
+        Parameters
+        ----------
+        strategy : TrainingStrategy
+            Anything with its fields.
+
+        Raises
+        ------
+        ConfigurationError
+            If a model has no recipe, or something cannot be stored.
+        """
+        if not self._is_of(strategy):
+            specs = require_savable(strategy)
+            self._strategy = in_reference_names(checkpoint_dict(strategy))
+            self._specs = in_reference_names({component: spec.model_dump() for component, spec in specs.items()})
+            require_json(self._specs, "specs")
+            self._numbers, self._objects = _numbers(strategy), _objects(strategy)
+        return {**self._strategy, "runtime_state": dict(vars(strategy.counters))}, self._specs
+
+    def _is_of(self, strategy: Any) -> bool:
+        objects = _objects(strategy)
+        return (
+            self._numbers == _numbers(strategy)
+            and len(self._objects) == len(objects)
+            and all(one is other for one, other in zip(self._objects, objects, strict=True))
+        )
+
+
+def _numbers(strategy: Any) -> list[Any]:
+    return [strategy.num_epochs, strategy.num_steps, strategy.epoch_step_modifier, *strategy.devices]
+
+
+def _objects(strategy: Any) -> list[Any]:
+    configs = [config for listed in strategy.optimizer_configs.values() for config in listed]
+    given = [strategy.loss_fn, strategy.training_fn, strategy.validation_config, strategy.loss_target_assembler]
+    return [*given, *configs, *strategy.models.values(), *strategy.hooks]
+
+
+def take_snapshot(
+    strategy: Any,
+    ranks: Mapping[int, Any] | None = None,
+    hold: Hold | None = None,
+    description: Description | None = None,
+) -> Snapshot:
     """Copy the state of a strategy.
 
     Parameters
@@ -66,6 +121,8 @@ def take_snapshot(strategy: Any, ranks: Mapping[int, Any] | None = None, hold: H
         The state of ``strategy.resume`` on every rank. Default: that of this process, as rank 0.
     hold : callable, optional
         Copies a tensor, given its place; default: into new memory.
+    description : Description, optional
+        That of an earlier snapshot, which saves time.
 
     Raises
     ------
@@ -74,13 +131,13 @@ def take_snapshot(strategy: Any, ranks: Mapping[int, Any] | None = None, hold: H
     NotImplementedError
         If a model is sharded.
     """
-    specs = require_savable(strategy)
+    recipe, specs = (description or Description()).of(strategy)
     with strategy.training_mode():  # parameters that only train during a run belong to the optimizers too
         pairs = strategy.optimizers()
     live = dict(_components(strategy, pairs))
-    snapshot = Snapshot(
-        strategy=in_reference_names(checkpoint_dict(strategy)),
-        specs=in_reference_names({component: spec.model_dump() for component, spec in specs.items()}),
+    return Snapshot(
+        strategy=recipe,
+        specs=specs,
         states={component: copied(state, component, hold) for component, state in live.items()},
         hooks=hook_states(strategy.hooks, hold),
         resume=copied(ranks or {0: strategy.resume.state()}, "resume"),
@@ -88,8 +145,6 @@ def take_snapshot(strategy: Any, ranks: Mapping[int, Any] | None = None, hold: H
         metrics=_metrics(strategy),
         provenance=strategy.provenance.form(),
     )
-    require_json(snapshot.specs, "specs")
-    return snapshot
 
 
 def _metrics(strategy: Any) -> dict[str, float]:

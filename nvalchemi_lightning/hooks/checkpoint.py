@@ -12,7 +12,7 @@ from pydantic import Field, PrivateAttr, model_validator
 from nvalchemi_lightning.checkpoint.buffers import HostBuffers
 from nvalchemi_lightning.checkpoint.pruning import retain
 from nvalchemi_lightning.checkpoint.reading import latest_index
-from nvalchemi_lightning.checkpoint.snapshot import Snapshot, require_savable, take_snapshot
+from nvalchemi_lightning.checkpoint.snapshot import Description, Snapshot, take_snapshot
 from nvalchemi_lightning.checkpoint.writing import write
 from nvalchemi_lightning.context import TrainContext
 from nvalchemi_lightning.errors import AlchemiError, ConfigurationError, TrainingStateError
@@ -21,7 +21,6 @@ from nvalchemi_lightning.resume import gather_from_ranks
 from nvalchemi_lightning.specs.base import BaseSpec
 from nvalchemi_lightning.specs.fields import fields_spec
 from nvalchemi_lightning.stages import TrainingStage
-from nvalchemi_lightning.strategy_spec import checkpoint_dict
 from nvalchemi_lightning.strict_model import StrictModel
 
 __all__ = ["CheckpointHook"]
@@ -96,7 +95,7 @@ class CheckpointHook(StrictModel):
     _writer: ThreadPoolExecutor | None = PrivateAttr(default=None)
     _pending: Future[None] | None = PrivateAttr(default=None)
     _seen_steps: int = PrivateAttr(default=0)
-    _checked: int | None = PrivateAttr(default=None)
+    _description: Description = PrivateAttr(default_factory=Description)
     _buffers: HostBuffers = PrivateAttr(default_factory=HostBuffers)
     _exit: SavingAtExit = PrivateAttr(default_factory=SavingAtExit)
 
@@ -119,10 +118,8 @@ class CheckpointHook(StrictModel):
 
     def prepare_strategy(self, strategy: Any) -> None:
         """See before a run that the strategy can be saved, and where the count of checkpoints stands."""
-        if self._checked != id(strategy):
-            require_savable(strategy)
-            checkpoint_dict(strategy)
-            self._checked = id(strategy)
+        self._description = Description()
+        self._description.of(strategy)
         if self.keep_best is not None and not _validates(strategy):
             raise ConfigurationError(
                 f"CheckpointHook(keep_best={self.keep_best!r}) compares validations, but there is none; set "
@@ -177,7 +174,7 @@ class CheckpointHook(StrictModel):
         if self.rank_zero_only and rank != 0:
             return
         self._wait()
-        snapshot = take_snapshot(workflow, ranks, self._buffers)
+        snapshot = take_snapshot(workflow, ranks, self._buffers, self._description)
         self._exit.saved(workflow)
         if self._writer is None:
             self._write(self._folder(rank), snapshot)
@@ -230,7 +227,7 @@ class CheckpointHook(StrictModel):
         if ranks is None or (self.rank_zero_only and self._exit.rank != 0):
             return None
         try:
-            self._write(self._folder(self._exit.rank), take_snapshot(workflow, ranks, self._buffers))
+            self._write(self._folder(self._exit.rank), take_snapshot(workflow, ranks, self._buffers, self._description))
         except (OSError, AlchemiError) as failure:
             return failure
         return None

@@ -33,6 +33,7 @@ from nvalchemi_lightning.errors import ConfigurationError, TrainingStateError
 from nvalchemi_lightning.hooks import checkpoint as module
 from nvalchemi_lightning.hooks.checkpoint import CheckpointHook
 from nvalchemi_lightning.hooks.protocol import Hook
+from nvalchemi_lightning.losses import EnergyMSELoss, as_composed_loss
 from nvalchemi_lightning.specs import create_model_spec, create_model_spec_from_json
 from nvalchemi_lightning.stages import TrainingStage
 from nvalchemi_lightning.validation import ValidationConfig
@@ -413,7 +414,7 @@ def test_a_workflow_without_later_saves_at_once(root: Path, monkeypatch: pytest.
     ctx = what.context(None)
     ctx.workflow = Plain(what)
     saved = []
-    monkeypatch.setattr(module, "take_snapshot", lambda workflow, ranks, hold: saved.append(workflow))
+    monkeypatch.setattr(module, "take_snapshot", lambda workflow, *_: saved.append(workflow))
     monkeypatch.setattr(module, "write", lambda folder, snapshot: 4)
     hook = CheckpointHook(root, step_interval=2, async_save=False)
     hook(ctx, TrainingStage.AFTER_BATCH)
@@ -431,3 +432,18 @@ def test_other_ranks(root: Path, rank_zero_only: bool, folder: str | None) -> No
     assert root.exists() is (folder is not None)
     if folder is not None:
         assert saved_steps(root / folder) == {0: 2}
+
+
+def test_a_recipe_is_described_again_when_it_has_other_parts(root: Path) -> None:
+    """The recipe of a snapshot is that of its moment, though it is not written down for every one."""
+
+    def lengthen(ctx: TrainContext) -> None:
+        if ctx.step_count == 3:
+            ctx.workflow.num_steps = 5
+            ctx.workflow.loss_fn = as_composed_loss(EnergyMSELoss() * 2.0)
+
+    run(strategy(num_steps=9, hooks=[At(TrainingStage.AFTER_BATCH, lengthen), CheckpointHook(root, step_interval=1)]))
+    forms = [json.loads((root / f"strategy/checkpoints/{index}.json").read_text()) for index in range(4)]
+    assert [form["num_steps"] for form in forms] == [9, 9, 5, 5]
+    assert [form["runtime_state"]["step_count"] for form in forms] == [1, 2, 3, 4]
+    assert forms[1]["loss_fn_spec"] != forms[2]["loss_fn_spec"]
