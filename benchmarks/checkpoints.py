@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from nvalchemi_lightning import OptimizerConfig, TrainingStrategy
 from nvalchemi_lightning.checkpoint.buffers import HostBuffers
 from nvalchemi_lightning.checkpoint.reading import read
-from nvalchemi_lightning.checkpoint.snapshot import take_snapshot
+from nvalchemi_lightning.checkpoint.snapshot import Description, take_snapshot
 from nvalchemi_lightning.checkpoint.writing import write
 from nvalchemi_lightning.losses import EnergyMSELoss
 
@@ -99,13 +99,14 @@ def measured(rounds: int, folder: Path) -> dict[str, dict[str, float]]:
     strategy = trained()
     memory = extra_memory(strategy, folder / "memory")
     buffers = HostBuffers()
-    states = take_snapshot(strategy, None, buffers).states
+    description = Description()
+    states = take_snapshot(strategy, None, buffers, description).states
     sources, targets = ([tensor.clone() for tensor in tensors_in(states)] for _ in range(2))
     whole, file = write(folder / "ours", take_snapshot(strategy)), folder / "torch.pt"
     snapshot = take_snapshot(strategy)
     rows = {
         "pause of an asynchronous save": (
-            milliseconds(lambda: take_snapshot(strategy, None, buffers), rounds),
+            milliseconds(lambda: take_snapshot(strategy, None, buffers, description), rounds),
             milliseconds(lambda: [a.copy_(b) for a, b in zip(targets, sources, strict=True)], rounds),
             1.1,
         ),
