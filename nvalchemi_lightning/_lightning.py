@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.utilities.model_helpers import is_overridden
+from lightning_utilities.core.inheritance import get_all_subclasses
+from torch.utils.data import BatchSampler, DataLoader
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
@@ -44,6 +46,7 @@ __all__ = [
     "silence_mode_warning",
     "silence_wrong_advice",
     "take_over_limits",
+    "unwrap_loaders",
 ]
 
 # A batch count that no run reaches. Not inf: Lightning validates at every epoch end when it is inf.
@@ -115,6 +118,20 @@ def is_heard(trainer: Trainer, *methods: str) -> bool:
     """Return whether a callback or the module defines one of these Lightning hooks."""
     listeners = [*trainer.callbacks, trainer.lightning_module]  # type: ignore[attr-defined]
     return any(is_overridden(method, listener) for method in methods for listener in listeners)
+
+
+def unwrap_loaders() -> None:
+    """Undo what Lightning does to loader classes while it requests loaders, and leaves behind if that fails.
+
+    ``_replace_dunder_methods`` has no ``finally``: every loader made later would keep all that is ever assigned to it.
+    """
+    for base in (DataLoader, BatchSampler):
+        for cls in {base, *get_all_subclasses(base)}:
+            for name in ("__init__", "__setattr__", "__delattr__"):
+                original = cls.__dict__.get(f"__old{name}")
+                if original is not None:
+                    setattr(cls, name, original)
+                    delattr(cls, f"__old{name}")
 
 
 def drop_idle_profiler(trainer: Trainer) -> None:

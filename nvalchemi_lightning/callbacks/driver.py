@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch.callbacks import Callback
 
+from nvalchemi_lightning import _lightning
 from nvalchemi_lightning.callbacks.stage import silent_per_batch
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ class RunDriver(Callback):
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule | None, exception: BaseException) -> None:
         """Close the run after a failure."""
+        _lightning.unwrap_loaders()
         if pl_module is not None:
             pl_module.close_run(exception)  # type: ignore[operator]
 

@@ -9,17 +9,23 @@ from core_rigs import (
     OBSERVED,
     At,
     BoomError,
+    Harm,
     Scoped,
     assert_usable,
     batches,
+    force_loss,
     raising,
     run,
     sgd,
     strategy,
+    structures,
     trainer,
     two_models,
 )
+from torch.utils.data import BatchSampler
+from torch.utils.data import DataLoader as TorchLoader
 
+from nvalchemi_lightning.data import DataLoader
 from nvalchemi_lightning.feeding import OneLoader
 from nvalchemi_lightning.module import AlchemiModule
 from nvalchemi_lightning.stages import TrainingStage
@@ -162,3 +168,21 @@ def test_a_stop_iteration_of_a_function_is_an_error(name: str) -> None:
     calls = {True: what.validate, False: lambda: what.train_batch(batches(1)[0])}
     with pytest.raises(RuntimeError, match="StopIteration"):
         calls[bool(validating)]()
+
+
+def test_loader_classes_are_as_before_after_a_loader_failed() -> None:
+    """Lightning wraps them while it requests loaders; left behind, every loader would keep all it is ever assigned."""
+
+    class Broken(AlchemiModule):
+        def train_dataloader(self) -> Any:
+            raise BoomError("no data")
+
+    module = Broken(models=Harm(), optimizer_configs=sgd(), loss_fn=force_loss())
+    for _ in range(2):
+        with pytest.raises(BoomError, match="no data"):
+            trainer().fit(module)
+    for cls in (TorchLoader, DataLoader, BatchSampler):
+        assert not [name for name in vars(cls) if name.startswith("__old")]
+    loader = DataLoader(structures(2))
+    loader.seed = 4
+    assert not [name for name in vars(loader) if name.startswith("__pl")]
