@@ -25,7 +25,7 @@ from nvalchemi_lightning.module_log import called_for
 from nvalchemi_lightning.recipe import TrainingRecipe
 from nvalchemi_lightning.stages import TrainingStage
 from nvalchemi_lightning.validation.config import ValidationConfig
-from nvalchemi_lightning.validation.evaluation import EvaluationLoader, summary_numbers
+from nvalchemi_lightning.validation.evaluation import EvaluationLoader, summary_keys
 
 if TYPE_CHECKING:
     from lightning.pytorch.callbacks import Callback
@@ -87,7 +87,7 @@ class ConnectedModule(EvaluatingModule):
             self._validation = None
         elif not self.recipe.registry.at(TrainingStage.AFTER_VALIDATION):  # a hook there may add to the summary
             loss_fn = self._validation.loss_fn or self.recipe.loss_fn  # type: ignore[union-attr]
-            check_metric_keys(self.recipe.optimizer_configs, summary_numbers(loss_fn))
+            check_metric_keys(self.recipe.optimizer_configs, summary_keys(loss_fn))
 
     def configure_callbacks(self) -> list[Callback]:
         """Return one callback per observed stage, and the one that steps metric schedulers.

@@ -23,7 +23,7 @@ from nvalchemi_lightning.validation.models import evaluated_models
 from nvalchemi_lightning.validation.potential import POTENTIAL_METRICS, PotentialMetrics
 from nvalchemi_lightning.validation.summary import SummaryAccumulator
 
-__all__ = ["Evaluation", "EvaluationLoader", "NamedPredictions", "check_validation_data", "summary_numbers"]
+__all__ = ["Evaluation", "EvaluationLoader", "NamedPredictions", "check_validation_data", "summary_keys"]
 
 
 class NamedPredictions(dict[str, Tensor]):
@@ -161,7 +161,7 @@ def _precision(
     return lambda: owner.inference_autocast(device), str(owner.precision).removeprefix("torch.")
 
 
-def summary_numbers(loss_fn: ComposedLossFunction) -> set[str]:
+def summary_keys(loss_fn: ComposedLossFunction) -> set[str]:
     """Return every key under which the summary of a pass may hold a number.
 
     Parameters

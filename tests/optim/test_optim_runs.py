@@ -20,7 +20,7 @@ from nvalchemi_lightning.optim import OptimizerConfig, ParamGroup, WarmupCosine
 from nvalchemi_lightning.specs import trust
 from nvalchemi_lightning.stages import TrainingStage as Stage
 from nvalchemi_lightning.strategy import TrainingStrategy
-from nvalchemi_lightning.validation.evaluation import summary_numbers
+from nvalchemi_lightning.validation.evaluation import summary_keys
 
 WARMUP: dict[str, Any] = {
     "scheduler_cls": WarmupCosine,
@@ -305,7 +305,7 @@ def test_every_number_of_a_summary_is_known_beforehand() -> None:
     summary: Any = what.last_validation
     numbers = {key for key, value in summary.items() if isinstance(value, int | float | torch.Tensor)}
     reported = {*numbers, *summary["metrics"], *summary["per_component_unweighted"]} - {"distributed_reduced"}
-    assert reported <= summary_numbers(what.loss_fn)
+    assert reported <= summary_keys(what.loss_fn)
 
 
 # LearningRateMonitor ------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import numpy as np
 import zarr
 from numpy.typing import NDArray
 
+from nvalchemi_lightning.data.conversion.provenance import PROVENANCE
 from nvalchemi_lightning.data.fields import Level
 from nvalchemi_lightning.data.inspection.report import Inspection, StorageReport, described, summarized
 from nvalchemi_lightning.data.inspection.tally import Block, Tally, is_label
@@ -23,11 +24,7 @@ from nvalchemi_lightning.data.store.layout import (
 )
 from nvalchemi_lightning.errors import StoreError
 
-__all__ = ["PROVENANCE", "inspect_store"]
-
-PROVENANCE = "nvalchemi_lightning"
-"""Attribute in which a conversion notes origin and units."""
-
+__all__ = ["inspect_store"]
 _WINDOW = 2**16
 """Atoms and edges that are looked at together; bounds the memory."""
 
